@@ -1,10 +1,10 @@
-"""Looks every pinned package up in the public databases of known vulnerabilities.
+"""Checks every pinned package against the public databases of known vulnerabilities.
 
     python3 -m tools.audit
 
-Fails if one is known. Where no database can be asked, it says so, says that nothing was checked, and
-does not fail: a machine without the network is no reason to stop. That a database answers at all is seen
-by asking it about a release that is long known to be vulnerable.
+Fails if a vulnerability is known. If no database can be reached, it says that nothing was checked and does
+not fail, so that a machine without a network can go on. Whether a database answers is tested with a release
+that is long known to be vulnerable.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tools.isolated import NotAnswered, isolated
+from tools.isolated import NotAnswered, install_isolated
 
 ROOT = Path(__file__).resolve().parents[1]
 CONSTRAINTS = ROOT / "constraints.txt"
@@ -28,9 +28,9 @@ SECONDS = 300
 
 def main() -> int:
     try:
-        auditor = installed()
+        auditor = auditor_program()
     except NotAnswered as error:
-        return skipped([str(error)])
+        return report_skipped([str(error)])
     reasons = []
     for source in SOURCES:
         try:
@@ -38,24 +38,24 @@ def main() -> int:
             return report(look_up(auditor, source, CONSTRAINTS), source)
         except NotAnswered as error:
             reasons.append(f"{source}: {error}")
-    return skipped(reasons)
+    return report_skipped(reasons)
 
 
-def installed() -> Path:
-    return isolated(AUDITOR) / "pip-audit"
+def auditor_program() -> Path:
+    return install_isolated(AUDITOR) / "pip-audit"
 
 
 def check_source(auditor: Path, source: str) -> None:
-    """NotAnswered unless the database knows what it must know."""
+    """Raise NotAnswered unless the database knows a vulnerability that it must know."""
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write(KNOWN_BAD + "\n")
         file.flush()
         if not vulnerable(look_up(auditor, source, Path(file.name))):
-            raise NotAnswered(f"it does not answer about {KNOWN_BAD}")
+            raise NotAnswered(f"does not know the vulnerabilities of {KNOWN_BAD}")
 
 
 def look_up(auditor: Path, source: str, requirements: Path) -> list[dict[str, Any]]:
-    """What a database says of each release."""
+    """Return what a database knows about each release."""
     command = [str(auditor), "-r", str(requirements), "--no-deps", "--disable-pip", "-s", source]
     try:
         found = subprocess.run(
@@ -66,10 +66,10 @@ def look_up(auditor: Path, source: str, requirements: Path) -> list[dict[str, An
         )
         dependencies: list[dict[str, Any]] = json.loads(found.stdout)["dependencies"]
     except subprocess.TimeoutExpired:
-        raise NotAnswered("it took too long") from None
+        raise NotAnswered("timed out") from None
     except (ValueError, KeyError):
         last = found.stderr.strip().splitlines()
-        raise NotAnswered(last[-1].partition(":")[0] if last else "it said nothing") from None
+        raise NotAnswered(last[-1].partition(":")[0] if last else "no answer") from None
     return dependencies
 
 
@@ -85,14 +85,14 @@ def report(dependencies: list[dict[str, Any]], source: str) -> int:
             fixed = ", ".join(known.get("fix_versions", [])) or "no release"
             print(f"{dependency['name']} {dependency['version']}: {known['id']}, fixed in {fixed}")
     if unknown:
-        print(f"not known there: {', '.join(unknown)}")
+        print(f"unknown to the database: {', '.join(unknown)}")
     checked = len(dependencies) - len(unknown)
-    print(f"audit: {checked} packages looked up ({source}), {len(bad)} with known vulnerabilities")
+    print(f"audit: {checked} packages checked ({source}), {len(bad)} with known vulnerabilities")
     return 1 if bad else 0
 
 
-def skipped(reasons: list[str]) -> int:
-    print("skipped: make audit checked nothing, because no database of vulnerabilities can be asked here")
+def report_skipped(reasons: list[str]) -> int:
+    print("skipped: make audit checked nothing, because no vulnerability database can be reached")
     for reason in reasons:
         print(f"  {reason}")
     return 0

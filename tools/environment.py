@@ -1,10 +1,9 @@
-"""Makes `.venv`: linked from the user's cache if the same environment was made before, with pip otherwise.
+"""Creates `.venv`: linked from the user's cache if the same environment exists there, with pip otherwise.
 
     python3 tools/environment.py engine,train,dev
 
-Files are hard links where cache and clone share a file system and copies elsewhere, so a second
-clone is ready in seconds and takes little room. Uses the standard library alone: nothing else is
-there yet.
+Files are hard links if cache and clone share a file system, and copies otherwise, so a second clone is ready
+in seconds and takes little space. Uses only the standard library: nothing else is installed yet.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ PIP = (str(BIN / "python"), "-m", "pip", "--disable-pip-version-check")
 
 def main() -> None:
     if sys.version_info < (3, 11):  # noqa: UP036
-        sys.exit("error: Polar needs Python 3.11 or newer; name one with: make PYTHON=python3.12 …")
+        sys.exit("error: Polar requires Python 3.11 or newer; choose one with: make PYTHON=python3.12 …")
     if os.name != "posix":
-        sys.exit("error: Polar runs on Linux and macOS; on Windows use WSL")
+        sys.exit("error: Polar runs on Linux and macOS; on Windows, use WSL")
     make_environment(sys.argv[1].split(","))
     install_polar()
 
 
 def make_environment(extras: list[str]) -> None:
-    """Every dependency, unless they are there already."""
+    """Install every dependency, unless it is already there."""
     wanted = key(extras)
     if wanted in stamps():
         return
@@ -54,12 +53,12 @@ def make_environment(extras: list[str]) -> None:
             say(f"installing Python packages ({', '.join(extras)}), a few minutes the first time …")
             install_environment(extras)
             keep_environment(cached)
-    # What holds the packages of several extras serves whoever asks for the first of them alone.
+    # An environment with several extras also serves requests for fewer of them.
     stamp(*(key(extras[:count]) for count in range(1, len(extras) + 1)))
 
 
 def install_polar() -> None:
-    """The project and the plug-ins of its examples, from this clone; again when their metadata changed."""
+    """Install the project and its examples' plug-ins from this clone, again if their metadata changed."""
     metadata = hashlib.sha256(b"".join((path / "pyproject.toml").read_bytes() for path in OWN)).hexdigest()[
         :16
     ]
@@ -78,7 +77,7 @@ def stamp(*names: str) -> None:
 
 
 def key(extras: list[str]) -> str:
-    """Names an environment by everything that decides what is in it."""
+    """Return a name for an environment, derived from everything that determines its content."""
     about = project()
     asked = [about["dependencies"], *(about["optional-dependencies"][extra] for extra in extras)]
     parts = (sys.version, sysconfig.get_platform(), str(extras), str(asked), CONSTRAINTS.read_text())
@@ -86,8 +85,8 @@ def key(extras: list[str]) -> str:
 
 
 def project() -> dict[str, Any]:
-    """The table `project` of pyproject.toml."""
-    import tomllib  # not at the top: an older Python shall be told so in a sentence
+    """Return the table `project` of pyproject.toml."""
+    import tomllib  # not at the top, so that older Pythons reach the message above
 
     table: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return table
@@ -110,10 +109,10 @@ def locked(cached: Path) -> Iterator[None]:
 
 
 def install_environment(extras: list[str]) -> None:
-    """With pip, upon the largest part of it that is in the cache.
+    """Install with pip, starting from the largest part that is in the cache.
 
-    Never upon what happens to be there, whose packages the cache would hand on. Polar itself comes after,
-    so that the cache does not hold this clone.
+    Existing packages are removed first, since the cache would pass them on. Polar itself is installed later,
+    so that the cache does not contain this clone.
     """
     parts = [cached_as(key(extras[:count])) for count in range(len(extras) - 1, 0, -1)]
     if part := next((part for part in parts if part.is_dir()), None):
@@ -121,7 +120,7 @@ def install_environment(extras: list[str]) -> None:
     else:
         make_venv("--clear")
     with tempfile.TemporaryDirectory() as directory:
-        # The project's metadata without its packages: pip installs what it asks for.
+        # Only the project's metadata, from which pip installs the dependencies.
         for name in ("pyproject.toml", "README.md", "LICENSE"):
             shutil.copy(ROOT / name, directory)
         Path(directory, "src").mkdir()
@@ -131,7 +130,7 @@ def install_environment(extras: list[str]) -> None:
 
 
 def keep_environment(cached: Path) -> None:
-    """Put the fresh environment into the cache; it appears there whole or not at all."""
+    """Store the fresh environment in the cache, atomically."""
     part = Path(tempfile.mkdtemp(prefix=f".{cached.name}.part-", dir=cached.parent))
     try:
         link_tree(site_packages(), part / "site-packages")
@@ -148,11 +147,11 @@ def link_environment(cached: Path) -> None:
     link_tree(cached / "site-packages", site_packages())
     for script in sorted((cached / "bin").iterdir()):
         target = BIN / script.name
-        # Of modules among the scripts, such as jmespath's, Python keeps what it compiled in a directory.
+        # Modules among the scripts, such as jmespath's, have a directory of compiled files.
         if not script.is_file() or script.is_symlink() or target.exists():
             continue
         if script.read_bytes()[:2] == b"#!":
-            # A script names the interpreter of the environment it was made in.
+            # Scripts name the interpreter of the environment they were created in.
             body = script.read_bytes().split(b"\n", 1)[1]
             target.write_bytes(b"#!" + os.fsencode(BIN / "python") + b"\n" + body)
             target.chmod(0o755)

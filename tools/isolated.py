@@ -1,4 +1,4 @@
-"""Tools from PyPI, each in an environment of its own in the user's cache, so that it changes nothing here."""
+"""Tools from PyPI, each in its own environment in the user's cache, so that nothing changes here."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 
 
 class NotAnswered(Exception):
-    """What had to be asked could not be: a package index, a database."""
+    """A package index or a database could not be queried."""
 
 
-def isolated(requirement: str) -> Path:
-    """The directory of the programs of `name==version`, installed once."""
+def install_isolated(requirement: str) -> Path:
+    """Install `name==version` once, and return the directory of its programs."""
     name, _, version = requirement.partition("==")
     cache = Path(os.environ.get("POLAR_CACHE") or Path.home() / ".cache" / "polar").expanduser()
     place = cache / f"{name}-{version}-{sys.version_info.major}.{sys.version_info.minor}"
@@ -22,5 +22,5 @@ def isolated(requirement: str) -> Path:
         venv.create(place, with_pip=True)
         pip = [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", requirement]
         if subprocess.run(pip, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode:
-            raise NotAnswered(f"{requirement} cannot be installed here")
+            raise NotAnswered(f"cannot install {requirement}")
     return place / "bin"

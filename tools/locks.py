@@ -1,9 +1,10 @@
-"""Writes the lock files of harnesses: every package that they are made of, with the hashes of its files.
+"""Writes the lock files of harnesses and of tests: every package they consist of, with its files' hashes.
 
     .venv/bin/python -m tools.locks
 
-Run it after a harness's version has changed, then its tests. Addresses are left out: they are up to the
-registry that npm and pip are set up for, and the hashes say whether what came is what was locked.
+Run it after changing the version of a harness, or of a test runner in `suites/attacks/runners`, then run its
+tests. URLs are left out: npm and pip use the registries they are configured for, and the hashes verify what
+they download.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from packaging.utils import parse_wheel_filename
 
 from polar.assets.node import NPM_CLI, node
 from polar.harnesses import gemini_cli, qwen_code
-from tools.isolated import isolated
+from tools.isolated import install_isolated
 from tools.resolution import UV
 
 ROOT = Path(__file__).resolve().parents[1]
 LOCKS = ROOT / "src" / "polar" / "harnesses" / "locks"
 NPM = {"gemini_cli.json": gemini_cli, "qwen_code.json": qwen_code}
+RUNNERS = ROOT / "suites" / "attacks" / "runners"
 PYTHON = (LOCKS / "mini_swe_agent.in", ROOT / "tests" / "fakes" / "moto_server.in")
 EXCLUDED = "datasets\n"
 PYTHONS = tuple(f"cp3{minor}" for minor in range(11, 15))
@@ -37,16 +39,18 @@ MACHINES = ("any", "x86_64", "aarch64", "arm64", "universal2")
 
 def main() -> None:
     for name, harness in NPM.items():
-        (LOCKS / name).write_text(npm_lock(harness.PACKAGE, harness.VERSION))
+        (LOCKS / name).write_text(npm_lock({"dependencies": {harness.PACKAGE: harness.VERSION}}))
+    (RUNNERS / "package-lock.json").write_text(npm_lock(json.loads((RUNNERS / "package.json").read_text())))
     for wanted in PYTHON:
         wanted.with_suffix(".txt").write_text(python_lock(wanted))
 
 
-def npm_lock(package: str, version: str) -> str:
+def npm_lock(wanted: dict[str, Any]) -> str:
+    """`wanted` as in a package.json."""
     root = node()
     npm = [str(root / "bin" / "node"), str(root / NPM_CLI), "install", "--package-lock-only"]
     with tempfile.TemporaryDirectory() as directory:
-        Path(directory, "package.json").write_text(json.dumps({"dependencies": {package: version}}))
+        Path(directory, "package.json").write_text(json.dumps(wanted))
         subprocess.run([*npm, "--ignore-scripts", "--no-audit", "--no-fund"], cwd=directory, check=True)
         lock: dict[str, Any] = json.loads(Path(directory, "package-lock.json").read_text())
     lock["name"] = "harness"
@@ -58,7 +62,7 @@ def npm_lock(package: str, version: str) -> str:
 
 
 def drop_unlocked(optional: dict[str, str], locked: dict[str, Any]) -> None:
-    """Forget optional packages that the registry lacks: `npm ci` would ask for them."""
+    """Remove optional packages that the registry lacks, which `npm ci` would ask for."""
     names = {path.rpartition("node_modules/")[2] for path in locked}
     for name in optional.keys() - names:
         del optional[name]
@@ -68,7 +72,7 @@ def python_lock(wanted: Path) -> str:
     with tempfile.TemporaryDirectory() as directory:
         excluded, locked = Path(directory, "excluded"), Path(directory, "pylock.toml")
         excluded.write_text(EXCLUDED)
-        uv = [str(isolated(UV) / "uv"), "pip", "compile", "--quiet", "--universal", "--system-certs"]
+        uv = [str(install_isolated(UV) / "uv"), "pip", "compile", "--quiet", "--universal", "--system-certs"]
         uv += ["--python-version=3.11", "--format=pylock.toml", f"--excludes={excluded}", f"-o={locked}"]
         subprocess.run([*uv, str(wanted)], check=True)
         packages = tomllib.loads(locked.read_text())["packages"]
@@ -91,7 +95,7 @@ def requirement(package: dict[str, Any]) -> str:
 
 
 def digests(package: dict[str, Any]) -> Iterator[str]:
-    """Of the wheels for machines that run nodes; without this the files would be five times as long."""
+    """Yield the hashes of wheels for machines that run nodes; all of them would be five times as many."""
     for wheel in package.get("wheels", ()):
         name = wheel.get("name") or wheel["url"].rpartition("/")[2]
         if is_for_nodes(name):

@@ -1,9 +1,9 @@
-"""Resolves Polar together with what its users have installed: the newest vLLM, TRL and verl.
+"""Resolves Polar together with the newest vLLM, TRL and verl, which its users have installed.
 
     python3 -m tools.resolution
 
-Fails where Polar's ranges allow none of the newest releases. Only metadata is read; nothing is installed.
-Where no package index can be asked it says that nothing was checked, and does not fail.
+Fails if Polar's version ranges exclude one of the newest releases. Only metadata is read.
+If no package index can be reached, it says that nothing was checked and does not fail.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tools.isolated import NotAnswered, isolated
+from tools.isolated import NotAnswered, install_isolated
 
 ROOT = Path(__file__).resolve().parents[1]
 UV = "uv==0.13.7"
 EXTRAS = ("engine", "train", "renderers")
 NEIGHBOURS = (("vllm",), ("trl",), ("verl",), ("vllm", "trl"))
-"""What is installed in one environment with Polar. The newest vLLM and verl exclude each other."""
+"""Packages to install in one environment with Polar. The newest vLLM and verl exclude each other."""
 TARGET = ("--python-version", "3.12", "--python-platform", "linux")
 UNREACHABLE = ("Failed to fetch", "dns error", "Network connectivity is disabled", "Connection refused")
 
@@ -32,7 +32,7 @@ class Conflict(Exception):
 
 def main() -> int:
     try:
-        installed()  # before the threads, which would all do it
+        uv_program()  # once, before the threads would all do it
         with ThreadPoolExecutor() as threads:
             found = list(threads.map(conflict, NEIGHBOURS))
     except NotAnswered as error:
@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def conflict(neighbours: tuple[str, ...]) -> str | None:
-    """Why Polar cannot be installed beside the newest releases of these packages, if so."""
+    """Return why Polar cannot be installed beside the newest releases of these packages, or None."""
     newest = resolve(*neighbours)
     wanted = [f"{name}=={newest[name]}" for name in neighbours]
     polar = [str(ROOT / "pyproject.toml"), *(f"--extra={extra}" for extra in EXTRAS)]
@@ -56,11 +56,11 @@ def conflict(neighbours: tuple[str, ...]) -> str | None:
 
 
 def resolve(*requirements: str, more: list[str] | None = None) -> dict[str, str]:
-    """Name → version of everything that would be installed."""
+    """Return the version of every package that would be installed."""
     with tempfile.NamedTemporaryFile("w", suffix=".in") as file:
         file.write("\n".join(requirements))
         file.flush()
-        uv = [str(installed()), "pip", "compile", "--quiet", "--no-annotate", "--system-certs", *TARGET]
+        uv = [str(uv_program()), "pip", "compile", "--quiet", "--no-annotate", "--system-certs", *TARGET]
         run = subprocess.run([*uv, file.name, *(more or [])], capture_output=True, text=True, cwd="/")
     if run.returncode and any(words in run.stderr for words in UNREACHABLE):
         raise NotAnswered(run.stderr.strip().splitlines()[0])
@@ -69,8 +69,8 @@ def resolve(*requirements: str, more: list[str] | None = None) -> dict[str, str]
     return dict(re.findall(r"^([\w.-]+)(?:\[.*\])?==(\S+)", run.stdout, re.MULTILINE))
 
 
-def installed() -> Path:
-    return isolated(UV) / "uv"
+def uv_program() -> Path:
+    return install_isolated(UV) / "uv"
 
 
 if __name__ == "__main__":

@@ -20,13 +20,14 @@ WIDE, NARROW = (1280, 860), (390, 844)
 SHOTS = (
     ("overview", "/", "[data-stage=ended]", "light", WIDE),
     ("group", "/tasks/repair-app", "tbody tr", "light", WIDE),
+    ("tree", "/tasks/repair-tree", ".branches", "light", WIDE),
     ("conversation", "/sessions/repair-app.0?view=conversation&call=1", ".message", "light", WIDE),
     ("tokens", "/sessions/repair-app.0?view=tokens&colour=logprob", ".tokens span", "dark", WIDE),
     ("compare", "/compare?a=repair-app.0&b=repair-app.1", ".pair .call", "light", WIDE),
     ("training", f"/runs/{TRAINING.stem}", ".chart .line", "dark", WIDE),
     ("narrow", "/sessions", "tbody tr", "light", NARROW),
 )
-"""Name, address, what is there once its data is, theme, size."""
+"""Name, path, an element that appears with the data, theme, size."""
 
 
 def main() -> None:

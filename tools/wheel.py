@@ -1,4 +1,4 @@
-"""Builds the wheel of this clone from a clean copy, so that nothing of an earlier build gets into it.
+"""Builds the wheel of this clone from a clean copy, so that it contains nothing of an earlier build.
 
 python tools/wheel.py dist
 """
@@ -21,7 +21,7 @@ def main() -> None:
 
 
 def build(into: Path) -> Path:
-    """The wheel, made by the build backend that this environment has: nothing is downloaded."""
+    """Build the wheel with this environment's build backend, without downloads."""
     with tempfile.TemporaryDirectory() as copy, tempfile.TemporaryDirectory() as built:
         for part in PARTS:
             copy_part(ROOT / part, Path(copy, part))
@@ -33,7 +33,7 @@ def build(into: Path) -> Path:
 
 
 def copy_part(source: Path, target: Path) -> None:
-    """What is a link in a clone is a file in the copy."""
+    """Copy a part, replacing links by files."""
     if source.is_dir():
         shutil.copytree(source, target, ignore=UNWANTED)
     else:

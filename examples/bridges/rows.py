@@ -1,4 +1,4 @@
-"""Write tasks as the rows of a trainer's dataset.
+"""Writes tasks as rows of a trainer's dataset.
 
 python examples/bridges/rows.py verl examples/bridges/tasks.yaml rows.parquet
 """
@@ -17,7 +17,7 @@ from polar.tasksets.files import load_tasks
 
 
 def messages(task: TaskSpec) -> list[dict[str, str]]:
-    """What the trainer shows as the prompt; the harness is given the task, not this."""
+    """Return what the trainer shows as the prompt; the harness gets the task instead."""
     return [{"role": "user", "content": task.instruction}]
 
 

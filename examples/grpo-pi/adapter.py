@@ -1,4 +1,4 @@
-"""Writes an adapter of a checkpoint in bfloat16, as a directory or as one zip file of it.
+"""Writes a checkpoint's adapter in bfloat16, as a directory or a zip file.
 
 python examples/grpo-pi/adapter.py runs/warm-start/checkpoints/step-000040/weights adapter.zip
 python examples/grpo-pi/adapter.py runs/warm-start/checkpoints/step-000040/weights examples/warm-start
@@ -35,7 +35,7 @@ def write(source: Path, into: Path) -> None:
     }
     save_file(tensors, into / WEIGHTS)
     config = json.loads((source / CONFIG).read_text())
-    # Where the weights lay when it was made is no part of it.
+    # The path of the base weights is not part of the adapter.
     config["base_model_name_or_path"] = None
     (into / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 

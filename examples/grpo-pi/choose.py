@@ -1,15 +1,14 @@
-"""Chooses which checkpoint of the warm start GRPO begins with: the first that solves enough of the tasks.
+"""Chooses the warm start's checkpoint for GRPO: the first that solves enough of the tasks.
 
     python examples/grpo-pi/choose.py examples/grpo-pi/gpu.yaml runs/warm-start
     python examples/grpo-pi/choose.py examples/grpo-pi/gpu.yaml runs/long-sft --held-out
 
-It asks for tasks that are trained on, so the held-out ones stay unseen, and leaves the link
-`runs/warm-start/chosen`. A policy that always fails has nothing to compare, and one that never does nothing
-to learn: somewhat below a half is a good beginning. Later checkpoints solve more, so it tries the middle one
-first, and then the middle of the half that is left.
+It measures on training tasks, so that the held-out ones stay unseen, and creates the link
+`runs/warm-start/chosen`. A policy that always fails has nothing to compare, and one that never fails nothing
+to learn: somewhat below one half is a good start. Later checkpoints solve more, so it searches by bisection.
 
 With `--held-out` nothing is chosen: every checkpoint is measured on the run's held-out tasks, which shows how
-far the teacher's data alone leads (the control that GRPO is compared with).
+far the teacher's data alone leads (the control for GRPO).
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ from polar.training.settings import GrpoSettings, HeldOutSettings, load_run
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("run", type=Path, help="the GRPO run's settings")
-    parser.add_argument("warm_start", type=Path, help="the directory of the SFT run")
-    parser.add_argument("--enough", type=float, default=0.4, help="share of sessions that solve their task")
-    parser.add_argument("--tasks", type=int, default=78, help="how many are asked for")
+    parser.add_argument("run", type=Path, help="settings of the GRPO run")
+    parser.add_argument("warm_start", type=Path, help="directory of the SFT run")
+    parser.add_argument("--enough", type=float, default=0.4, help="fraction of sessions to be solved")
+    parser.add_argument("--tasks", type=int, default=78, help="number of tasks to measure on")
     parser.add_argument(
-        "--samples", type=int, help="sessions of each; else 2, or the run's for held-out tasks"
+        "--samples", type=int, help="sessions per task (default: 2, or the run's for held-out tasks)"
     )
     parser.add_argument("--held-out", action="store_true", help="measure all checkpoints on held-out tasks")
     asked = parser.parse_args()
@@ -45,12 +44,12 @@ def main() -> None:
     assert rollouts is not None
     held_out = rollouts.held_out
     if asked.held_out and held_out is None:
-        parser.error(f"{asked.run} names no held_out tasks")
+        parser.error(f"{asked.run} has no held_out tasks")
     if asked.held_out and held_out is not None:
         tasks, samples = load_tasks(*held_out.tasks), asked.samples or held_out.samples
     else:
         tasks, samples = load_tasks(*rollouts.tasks)[: asked.tasks], asked.samples or 2
-    # The first is the model as it was: step 0.
+    # Step 0 is the published model.
     checkpoints = sorted(asked.warm_start.glob("checkpoints/step-*/weights"))
     weights = settings.out / DATA / "weights"
     with (
@@ -63,7 +62,7 @@ def main() -> None:
         measured = HeldOutSettings(tasks=rollouts.tasks, samples=samples)
         trials = HeldOut(measured, partial(AsyncClient, place.url, place.token), tasks, settings)
 
-        def solved(checkpoint: Path) -> float:
+        def solve_rate(checkpoint: Path) -> float:
             name = checkpoint.parent.name
             shutil.copytree(checkpoint, weights / name, dirs_exist_ok=True)
             client.update_policy((weights / name).absolute())
@@ -74,9 +73,9 @@ def main() -> None:
 
         if asked.held_out:
             for checkpoint in checkpoints:
-                solved(checkpoint)
+                solve_rate(checkpoint)
             return
-        enough = bisect_left(checkpoints, asked.enough, key=solved)
+        enough = bisect_left(checkpoints, asked.enough, key=solve_rate)
     chosen = asked.warm_start / "chosen"
     chosen.unlink(missing_ok=True)
     chosen.symlink_to(checkpoints[min(enough, len(checkpoints) - 1)].relative_to(asked.warm_start))

@@ -1,10 +1,9 @@
-"""Draws the learning curve of runs, one a seed, from their metrics, and writes the table beside it.
+"""Draws the learning curves of runs, one per seed, from their metrics, and writes a table.
 
     python examples/grpo-pi/curve.py runs/grpo-pi/metrics.jsonl … --out docs/results/learning
 
-makes learning.svg and learning.md. Beside the metrics it looks for which held-out tasks were passed
-(held-out.jsonl, or NAME.held-out.jsonl for NAME.jsonl): with them it says how sure the gain is. Needs nothing
-but Python.
+writes learning.svg and learning.md. If held-out.jsonl (NAME.held-out.jsonl for NAME.jsonl) is beside the
+metrics, it adds confidence intervals of the gain. Needs only Python.
 """
 
 from __future__ import annotations
@@ -22,24 +21,24 @@ from statistics import fmean
 WIDTH, HEIGHT, LEFT, BOTTOM, MARGIN = 760, 380, 56, 44, 20
 COLOURS = ("#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed")
 SMOOTHED = 5
-"""Steps that the line of training rewards is averaged over: each is of a few tasks only."""
+"""Number of steps over which training rewards are averaged, since each has only a few tasks."""
 CONFIDENT = 1.96
-"""Standard errors on either side: an interval of 95 %."""
+"""Standard errors on either side of a 95 % interval."""
 
 Points = Sequence[tuple[int, float]]
 Gains = Mapping[str, float]
-"""Held-out task → how much more of its samples passed in the end than in the beginning."""
+"""The gain in the pass rate of each held-out task."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What the curve shows of one run."""
+    """The data of one run's curve."""
 
     name: str
     held_out: Points
     reward: Points
     gains: Gains
-    """None known: empty."""
+    """Empty if unknown."""
 
     @property
     def before(self) -> float:
@@ -66,7 +65,7 @@ def _gains(metrics: Path, steps: Sequence[int]) -> Gains:
     path = metrics.with_name("held-out.jsonl") if is_run else metrics.with_suffix(".held-out.jsonl")
     if not path.is_file() or not steps:
         return {}
-    # A run that was killed may have measured a step twice; the later one is of the weights it went on with.
+    # A killed run may have measured a step twice; it continued with the weights of the later one.
     measured = {line["step"]: line["passed"] for line in map(json.loads, path.read_text().splitlines())}
     first, last = measured[steps[0]], measured[steps[-1]]
     return {task: last[task] - first[task] for task in first if task in last}
@@ -150,8 +149,7 @@ def table(runs: Sequence[Run]) -> str:
 
 
 def _points(gain: float, gains: Gains) -> str:
-    """The gain, with its 95 % interval: of pairs, since the tasks are the same before and after, and
-    clustered by kind, since tasks of one kind rise and fall together."""
+    """Format the gain with its 95 % interval: paired by task, and clustered by kind of task."""
     said = f"{100 * gain:+.1f}"
     mean = fmean(gains.values()) if gains else 0.0
     kinds: dict[str, float] = defaultdict(float)
@@ -164,14 +162,14 @@ def _points(gain: float, gains: Gains) -> str:
 
 
 def _kind(task: str) -> str:
-    """`sort-lines` for `sort-lines-held-out-2`."""
+    """Return `sort-lines` for `sort-lines-held-out-2`."""
     return re.sub(r"(-held-out)?-\d+$", "", task)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("metrics", type=Path, nargs="+")
-    parser.add_argument("--out", type=Path, default=Path("learning"), help="without its ending")
+    parser.add_argument("--out", type=Path, default=Path("learning"), help="path without suffix")
     asked = parser.parse_args()
     runs = [run for run in map(read, asked.metrics) if run.held_out]
     if not runs:

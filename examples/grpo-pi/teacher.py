@@ -1,13 +1,12 @@
-"""An engine that knows the solutions: it plays them, token by token, to whoever asks for one of the tasks.
+r"""An engine that plays known solutions, token by token, to whoever asks for one of the tasks.
 
     python examples/grpo-pi/teacher.py --port 8701
     polar generate -t examples/grpo-pi/train.yaml --engine-url http://127.0.0.1:8701 --engine-mode tokens \
         --model smollm2-135m-instruct --seed 1 --out data/warm-start \
         --config examples/grpo-pi/small-system.yaml
 
-The sessions are real: Pi asks, the gateway renders the prompt and records tokens, tools run in a sandbox, and
-the check decides what is accepted. Only the answers are written down instead of sampled, and so their
-logprobs are 0.
+The sessions are real: Pi asks, the gateway renders prompts and records tokens, tools run in a sandbox, and
+the check decides what is accepted. Only the answers are scripted instead of sampled, so their logprobs are 0.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from polar.tasksets.expressions import compile_template
 from polar.tasksets.rows import Row
 
 START, END = "<|im_start|>", "<|im_end|>"
-"""Around every turn of a ChatML prompt."""
+"""The marks around every turn of a ChatML prompt."""
 DONE = "Done."
 CONTEXT = 8192
 
@@ -56,12 +55,12 @@ class Teacher:
             if asked[_text(row["instruction"])] == 1
         }
         if alike := len(known) - len(self._solutions):
-            print(f"{alike} tasks are left alone: others have the same instruction", file=sys.stderr)
+            print(f"{alike} tasks are skipped: they share an instruction with others", file=sys.stderr)
         if not self._solutions:
-            raise SystemExit("no task has an instruction of its own, so none can be told from another")
+            raise SystemExit("every task shares its instruction with another")
 
     def answer(self, prompt: str, seed: int | None) -> str:
-        """The next turn after a ChatML prompt: of a solution begun, the one that goes on with it."""
+        """Return the next turn after a ChatML prompt, continuing a solution that has begun."""
         turns = [turn.partition("\n") for turn in prompt.split(START)[1:]]
         asked = max(
             (
@@ -95,7 +94,7 @@ def _turns(solution: Sequence[Mapping[str, Any]], tool_form: str) -> list[str]:
 
 
 class TeacherServer:
-    """Speaks as much of vLLM's API as the gateway asks for in tokens mode."""
+    """Implements the part of vLLM's API that the gateway uses in tokens mode."""
 
     def __init__(self, teacher: Teacher, tokenizer: Tokenizer, model: str) -> None:
         self._teacher = teacher
@@ -146,7 +145,7 @@ class TeacherServer:
 
 
 def rows(taskset: Path) -> Iterable[Mapping[str, Any]]:
-    """What the taskset's source knows of each task, solutions included, in the taskset's own words."""
+    """Return the rows of the taskset's source, including solutions, with the taskset's instructions."""
     spec = yaml.safe_load(taskset.read_text())
     source = plugins.create(
         "tasksets", "taskset", Component(name=spec["format"], options=spec.get("options", {}))
@@ -159,7 +158,7 @@ def rows(taskset: Path) -> Iterable[Mapping[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("tasksets", type=Path, nargs="*", default=[Path(__file__).with_name("train.yaml")])
-    parser.add_argument("--port", type=int, default=8701, help="0: any that is free")
+    parser.add_argument("--port", type=int, default=8701, help="0 picks a free one")
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--tool-form", default=HERMES, choices=(HERMES, FENCED), help="how calls are written")
     asked = parser.parse_args()
@@ -170,7 +169,7 @@ def main() -> None:
 
 
 async def serve(app: web.Application, port: int) -> None:
-    """Until the process is ended; its address is the one line that is printed."""
+    """Serve until the process ends, after printing the address as its only line."""
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port).start()

@@ -5,13 +5,13 @@
 #   OUT=dir sh examples/grpo-pi/timed.sh grpo 400 0        GRPO with seed 0; again: it goes on
 #   OUT=dir sh examples/grpo-pi/timed.sh curve             the picture and the table of all seeds so far
 # A GRPO call of so many seconds measures the held-out tasks before its first step and after its last, and
-# ends by itself. More words after the seed are passed to `polar train`, for example --steps 100.
+# ends by itself; of these seconds RESERVE (160) are for vLLM's start and these measurements. More words after the seed are passed to `polar train`, for example --steps 100.
 # RUN and SFT name other settings. Everything worth keeping is copied to $OUT while it runs.
 set -u
 [ ! -f .offline/env ] || . .offline/env
 : "${PYTHON3:=python3}" "${RUNTIME:=bubblewrap}"
 export PYTHON3
-: "${OUT:=runs/out}" "${RESERVE:=100}"
+: "${OUT:=runs/out}" "${RESERVE:=160}"
 mkdir -p "$OUT" runs
 export RUN="${RUN:-examples/grpo-pi/gpu.yaml}"
 part=$1

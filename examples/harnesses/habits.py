@@ -1,7 +1,7 @@
-"""What agents did in an experiment's evaluations: tools called, the file read or not, and the outcome.
+"""What agents did in an experiment's evaluations: their tools, whether they read the file, the outcome.
 
 python examples/harnesses/habits.py runs/harnesses          # writes HARNESS/ARM/eval/habits.json
-python examples/harnesses/habits.py docs/results/harnesses  # prints the table of what is there
+python examples/harnesses/habits.py docs/results/harnesses  # prints the table of existing ones
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def habits(recording: Recording) -> dict[str, Any]:
-    """One session: its calls in order, and whether one read the file before any wrote it."""
+    """Return a session's calls in order, and whether one read the file before any wrote it."""
     calls = [
         (call.name, call.arguments)
         for completion in recording.completions

@@ -1,12 +1,12 @@
-"""Teaches a model a harness, arm by arm, and measures each on tasks that no arm has trained on.
+r"""Teaches a model a harness, arm by arm, and evaluates each arm on held-out tasks.
 
-    python examples/harnesses/learn.py --model Qwen/Qwen2.5-Coder-1.5B-Instruct --out runs/harnesses \\
+    python examples/harnesses/learn.py --model Qwen/Qwen2.5-Coder-1.5B-Instruct --out runs/harnesses \
         before rejection grpo
     python examples/harnesses/learn.py … --harness codex --engine-url http://127.0.0.1:8000 before
     python examples/harnesses/learn.py … --harness pi --harness codex --unseen qwen_code before rejection grpo
 
-Every arm is commands of `polar`, shown as they run, each of which goes on where it was interrupted: so does
-this one. What is measured is in files below --out, HARNESSES/ARM, and table.py makes the table of them.
+Every arm runs `polar` commands, printed as they run, which resume where they were interrupted; so does this
+script. Results are below --out in HARNESSES/ARM, and table.py makes a table of them.
 """
 
 from __future__ import annotations
@@ -26,50 +26,49 @@ import yaml
 
 TRAIN, HELD_OUT = "train", "held_out"
 RANK = 16
-"""Of the adapter: small enough to bring back from a machine that is had for minutes."""
+"""The adapter's rank, small enough to copy from a machine that is rented by the minute."""
 ARMS = ("pilot", "before", "taught", "rejection", "grpo", "shuffled", "per_request")
 PUBLISHED, FIRST_ROUND = "published", "rejection-1"
-"""What a GRPO run may begin with: weights that no arm has trained, and the usual."""
+"""What a GRPO run may start with: the published weights, or by default the first round's."""
 EPOCHS, ROWS = 4, 8
-"""How often accepted sessions are read, and how many make a step."""
+"""The number of passes over accepted sessions, and of rows per step."""
 PER_TASK = 4
-"""How many sessions of a task are learnt from: an easy one is solved each time, and teaches nothing more."""
+"""Maximum number of sessions learned from per task, since solving an easy one again teaches nothing."""
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """Where it is kept, and what all of its commands have in common."""
+    """The experiment's directory, and what all its commands share."""
 
     out: Path
     tasks: Path
     """A taskset with the splits `train` and `held_out`."""
     harnesses: tuple[str, ...]
-    """Sessions are made through these: with several, each task has a group for each harness."""
+    """The harnesses to train through; with several, each task has a group per harness."""
     unseen: tuple[str, ...]
-    """Evaluated beside them, and never trained through."""
+    """Harnesses that are evaluated but never trained through."""
     model: str
     engine_url: str | None
     tool_form: str | None
-    """How the model writes calls, where it does not write them as its template asks."""
+    """How the model writes calls, if not as its template asks."""
     runtime: str
     concurrency: int
-    """Agents at once, of all nodes together."""
+    """Maximum number of agents at once, over all nodes."""
     nodes: int
-    """Processes that run them: one starts and grades about ten sessions a second."""
+    """The number of node processes; one starts and grades about ten sessions per second."""
     samples: int
-    """Sessions of each held-out task."""
+    """Number of sessions per held-out task."""
     tries: int
-    """Sessions of each training task in a round of rejection sampling."""
+    """Number of sessions per training task in a round of rejection sampling."""
     limit: int | None
-    """The most tasks of a split; None: all."""
+    """Maximum number of tasks per split; all if unset."""
     seed: int
-    """Of all that is drawn."""
     start: str
-    """The arm whose weights a GRPO run begins with, or `published`."""
+    """The arm whose weights a GRPO run starts with, or `published`."""
     demonstrations: Path | None
-    """Sessions that `polar generate` made of training tasks with a teacher."""
+    """Sessions of training tasks that `polar generate` made with a teacher."""
     seconds: float | None
-    """Of a GRPO run."""
+    """Time limit of a GRPO run."""
     steps: int
 
     def directory(self, arm: str) -> Path:
@@ -82,22 +81,22 @@ class Experiment:
         return self.out / "+".join(self.harnesses)
 
     def pilot(self) -> None:
-        """The published weights on training tasks: by these, wordings and settings are chosen."""
+        """Evaluate the published weights on training tasks, to choose wordings and settings."""
         self.evaluate(self.directory("pilot"), None, TRAIN)
 
     def before(self) -> None:
-        """The published weights."""
+        """Evaluate the published weights."""
         self.evaluate(self.directory("before"), None)
 
     def taught(self) -> None:
-        """The weights after demonstrations of training tasks: a warm start, and no policy's own doing."""
+        """Fine-tune on demonstrations of training tasks: a warm start."""
         if self.demonstrations is None:
-            raise SystemExit("taught: name the teacher's sessions with --demonstrations")
+            raise SystemExit("taught: requires the teacher's sessions, --demonstrations")
         place = self.directory("taught")
         self.evaluate(place, self.fine_tune(place, [self.demonstrations]))
 
     def rejection(self, rounds: int = 1) -> None:
-        """Of many tries the solved ones are learnt from; the next round tries with what was learnt."""
+        """Fine-tune on the solved attempts out of many; the next round attempts with the result."""
         weights: Path | None = None
         data: list[Path] = []
         for number in range(1, rounds + 1):
@@ -108,28 +107,28 @@ class Experiment:
             self.evaluate(place, weights)
 
     def grpo(self) -> None:
-        """Reinforcement learning from where another arm ended."""
-        self.reinforced("grpo")
+        """Train with reinforcement learning, starting from another arm."""
+        self.reinforce_from_start("grpo")
 
     def shuffled(self) -> None:
-        """The same with each group's rewards dealt out anew: whatever rises is not learnt from them."""
-        self.reinforced("shuffled", rewards="shuffled")
+        """Train like `grpo` with rewards shuffled within each group: the control for what rewards teach."""
+        self.reinforce_from_start("shuffled", rewards="shuffled")
 
     def per_request(self) -> None:
-        """The same with a trace for each model call: as good, and dearer."""
-        self.reinforced("per-request", builder="per_request")
+        """Train like `grpo` with one trace per model call: equally good, but more expensive."""
+        self.reinforce_from_start("per-request", builder="per_request")
 
-    def reinforced(self, arm: str, **changes: str) -> None:
+    def reinforce_from_start(self, arm: str, **changes: str) -> None:
         usual = self.start == FIRST_ROUND
         place = self.directory(arm if usual else f"{arm}-from-{self.start}")
         start = None if self.start == PUBLISHED else _weights(self.directory(self.start) / "sft")
-        # A run of so many seconds would go on, and what is being measured is what it ended with.
+        # A time-limited run would continue, but its final weights are being measured.
         if not (place / "eval").exists():
             self.reinforce(place, start, **changes)
         self.evaluate(place, _weights(place / "run"))
 
     def evaluate(self, place: Path, weights: Path | None, split: str = HELD_OUT) -> None:
-        tasks = _written(self.root / f"{split}.yaml", self.taskset(split))
+        tasks = _write_yaml(self.root / f"{split}.yaml", self.taskset(split))
         self.polar(
             *("eval", "-t", tasks, "--out", place / "eval", "--samples", self.samples),
             *(word for name in (*self.harnesses, *self.unseen) for word in ("--harness", name)),
@@ -145,13 +144,13 @@ class Experiment:
         )
 
     def fine_tune(self, place: Path, data: list[Path]) -> Path:
-        rows = chosen(data, place / "tokens.parquet")
+        rows = write_chosen(data, place / "tokens.parquet")
         settings = self.training(place / "sft", lr=2e-4, schedule="cosine") | {
             "steps": max(1, EPOCHS * rows // ROWS),
             "rows": ROWS,
             "data": [str((place / "tokens.parquet").absolute())],
         }
-        self.polar("train", "sft", _written(place / "sft.yaml", settings))
+        self.polar("train", "sft", _write_yaml(place / "sft.yaml", settings))
         return _weights(place / "sft")
 
     def reinforce(
@@ -170,7 +169,7 @@ class Experiment:
         if start is not None:
             settings["model"]["start"] = str(start.absolute())
         limit = ("--seconds", self.seconds) if self.seconds else ()
-        self.polar("train", _written(place / "run.yaml", settings), *limit)
+        self.polar("train", _write_yaml(place / "run.yaml", settings), *limit)
 
     def training(self, out: Path, *, lr: float, schedule: str = "constant") -> dict[str, Any]:
         return {
@@ -184,17 +183,17 @@ class Experiment:
         }
 
     def tasks_to_learn(self, builder: str = "prefix_merging") -> list[Path]:
-        """A file for each harness, with ids of their own where there are several."""
+        """Write a task file per harness, with distinct ids if there are several."""
         written = []
         for harness in self.harnesses:
             document = self.taskset(TRAIN, harness=harness, builder=builder)
             if len(self.harnesses) > 1:
                 document["template"] = document.get("template", {}) | {"id": f"{{{{ task.id }}}}-{harness}"}
-            written.append(_written(self.root / f"{TRAIN}-{harness}-{builder}.yaml", document))
+            written.append(_write_yaml(self.root / f"{TRAIN}-{harness}-{builder}.yaml", document))
         return written
 
     def taskset(self, split: str, **defaults: Any) -> dict[str, Any]:
-        """The taskset for a split: as published, with what a session may use."""
+        """Return the taskset of a split, as published, with the limits of a session."""
         document = yaml.safe_load(self.tasks.read_text()) | {"split": split}
         if self.limit is not None:
             document["limit"] = self.limit
@@ -208,14 +207,14 @@ class Experiment:
         return document
 
     def system(self) -> Path:
-        """The settings of every system that is started: all agents at once, one engine."""
+        """Write the settings of every system that is started: all agents at once, one engine."""
         document = {
             "engine": {"kind": "vllm", "mode": "tokens", "lora_rank": RANK}
             | ({"url": self.engine_url} if self.engine_url else {})
             | ({"tool_form": self.tool_form} if self.tool_form else {}),
             "node": {"count": self.nodes, "runtimes": [self.runtime], "ready_buffer": 16},
         }
-        return _written(self.out / "polar.yaml", document)
+        return _write_yaml(self.out / "polar.yaml", document)
 
     def rolled_out_with(self, weights: Path | None) -> list[object]:
         common = ["--model", self.model, "--concurrency", self.concurrency // self.nodes, "-c", self.system()]
@@ -227,33 +226,33 @@ class Experiment:
         subprocess.run([sys.executable, "-m", "polar", *command], check=True)
 
 
-def chosen(data: list[Path], into: Path) -> int:
-    """Write the newest accepted sessions of each task, at most so many; how many rows that makes."""
+def write_chosen(data: list[Path], into: Path) -> int:
+    """Write the newest accepted sessions of each task, up to PER_TASK; return the number of rows."""
     tables = [pq.read_table(one / "tokens.parquet") for one in reversed(data)]
     sessions: dict[str, set[tuple[int, str]]] = defaultdict(set)
     kept, row = [], -1
     for number, table in enumerate(tables):
         for task, session in zip(table["task"].to_pylist(), table["session"].to_pylist(), strict=True):
             row += 1
-            # A session may have several conversations, a row each.
+            # A session may have several conversations, with one row each.
             if (number, session) in sessions[task] or len(sessions[task]) < PER_TASK:
                 sessions[task].add((number, session))
                 kept.append(row)
     if not kept:
-        raise SystemExit(f"{data[-1]}: no session has solved its task; try more often (--tries)")
+        raise SystemExit(f"{data[-1]}: no session solved its task; increase --tries")
     pq.write_table(pa.concat_tables(tables).take(kept), into)
     return len(kept)
 
 
 def _weights(run: Path) -> Path:
-    """Of a run's last checkpoint."""
+    """Return the weights of a run's last checkpoint."""
     found = max(run.glob("checkpoints/step-*/weights"), default=None)
     if found is None:
-        raise SystemExit(f"{run} holds no weights: run the arm that makes them first")
+        raise SystemExit(f"{run} has no weights: first run the arm that makes them")
     return found
 
 
-def _written(path: Path, document: dict[str, Any]) -> Path:
+def _write_yaml(path: Path, document: dict[str, Any]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(document, sort_keys=False))
     return path
@@ -267,29 +266,29 @@ def main() -> None:
     parser.add_argument("arms", nargs="+", choices=ARMS)
     parser.add_argument("--model", default="Qwen/Qwen2.5-Coder-1.5B-Instruct", help="a directory or hub id")
     parser.add_argument(
-        "--harness", dest="harnesses", action="append", help="to learn; repeatable (default: pi)"
+        "--harness", dest="harnesses", action="append", help="to train through; repeatable (default: pi)"
     )
     parser.add_argument(
         "--unseen", action="append", default=[], help="a harness that is only evaluated; repeatable"
     )
     parser.add_argument("--tasks", type=Path, default=here.parent / "public-tasks" / "humaneval.yaml")
     parser.add_argument("--out", type=Path, default=Path("runs/harnesses"))
-    parser.add_argument("--engine-url", help="a running vLLM that takes adapters; else one is started")
+    parser.add_argument("--engine-url", help="a running vLLM that loads adapters (default: start one)")
     parser.add_argument("--tool-form", default="fenced", help="how the model writes calls (engine.tool_form)")
     parser.add_argument("--runtime", default="bubblewrap")
-    parser.add_argument("--concurrency", type=int, default=128, help="agents at once")
-    parser.add_argument("--nodes", type=int, default=4, help="processes that run agents")
-    parser.add_argument("--samples", type=int, default=8, help="of each held-out task")
-    parser.add_argument("--tries", type=int, default=16, help="at each training task, in a round")
-    parser.add_argument("--limit", type=int, help="the most tasks of a split, for a small run")
-    parser.add_argument("--rounds", type=int, default=1, help="of rejection sampling")
+    parser.add_argument("--concurrency", type=int, default=128, help="maximum number of agents")
+    parser.add_argument("--nodes", type=int, default=4, help="number of node processes")
+    parser.add_argument("--samples", type=int, default=8, help="sessions per held-out task")
+    parser.add_argument("--tries", type=int, default=16, help="sessions per training task in a round")
+    parser.add_argument("--limit", type=int, help="maximum number of tasks per split, for a small run")
+    parser.add_argument("--rounds", type=int, default=1, help="rounds of rejection sampling")
     parser.add_argument(
-        "--start", default=FIRST_ROUND, help="what GRPO begins with: taught, rejection-N, or published"
+        "--start", default=FIRST_ROUND, help="what GRPO starts with: taught, rejection-N, or published"
     )
     parser.add_argument("--demonstrations", type=Path, help="a teacher's sessions, for the arm `taught`")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=60, help="of a GRPO run")
-    parser.add_argument("--seconds", type=float, help="after which a GRPO run ends")
+    parser.add_argument("--steps", type=int, default=60, help="steps of a GRPO run")
+    parser.add_argument("--seconds", type=float, help="time limit of a GRPO run")
     given = vars(parser.parse_args())
     arms, rounds = given.pop("arms"), given.pop("rounds")
     given["harnesses"] = tuple(given["harnesses"] or ["pi"])

@@ -1,4 +1,4 @@
-"""The table of an experiment: every arm on the held-out tasks, and what it gained, task by task.
+"""Prints an experiment's table: every arm on the held-out tasks, and its gain over the first.
 
 python examples/harnesses/table.py runs/harnesses
 python examples/harnesses/table.py docs/results/harnesses
@@ -14,7 +14,7 @@ from polar.evals.report import Cell, load_report
 from polar.evals.statistics import Estimate
 
 BEFORE, PILOT = "before", "pilot"
-"""The arm that the others gain over, and one of other tasks, which is left out."""
+"""The arm that gains are relative to, and one on other tasks, which is left out."""
 
 
 def main() -> None:

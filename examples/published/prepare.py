@@ -1,4 +1,4 @@
-"""SWE-Gym's table with what grading needs and the official package does not know: how tests are run.
+"""Adds to SWE-Gym's table how its tests are run, which the official package does not know.
 
 python examples/published/prepare.py SWE-Gym.parquet examples/published/tasks/swe-gym.parquet
 """
@@ -13,17 +13,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 COMMAND = "source /opt/miniconda3/bin/activate testbed && python -m pytest -rA -p no:cacheprovider {files}"
-"""In the dataset's images: the environment that the repository was installed into."""
+"""Activates the environment of the dataset's images, where the repository is installed."""
 
 
 def test_files(test_patch: str) -> list[str]:
-    """The files that a patch of hidden tests adds or changes."""
+    """Return the files that a patch of hidden tests adds or changes."""
     found = re.findall(r"^\+\+\+ b/(\S+)$", test_patch, re.MULTILINE)
     return [file for file in found if file.endswith(".py")]
 
 
-def prepared(table: pa.Table) -> pa.Table:
-    """Rows whose tests are Python files, with their command and the format of its report."""
+def with_commands(table: pa.Table) -> pa.Table:
+    """Return the rows whose tests are Python files, with their command and report format."""
     files = [test_files(patch) for patch in table["test_patch"].to_pylist()]
     table = table.append_column("test_cmd", pa.array([COMMAND.format(files=" ".join(one)) for one in files]))
     table = table.append_column("log_parser", pa.array(["pytest"] * len(files)))
@@ -32,7 +32,7 @@ def prepared(table: pa.Table) -> pa.Table:
 
 def main() -> None:
     source, into = (Path(argument) for argument in sys.argv[1:3])
-    table = prepared(pq.read_table(source))
+    table = with_commands(pq.read_table(source))
     pq.write_table(table, into)
     print(f"{into}: {table.num_rows} rows")
 

@@ -2,9 +2,9 @@
 
     python examples/swe-mini/build.py [TARGET]
 
-A package is `source/NAME/repo`, a repository with bugs and with tests that do not see them. A task is
-`source/NAME/tasks/TASK`: the issue, the gold patch, and the hidden tests that are laid over the
-repository's own. Which tests a task must fix and must keep is found out by running them.
+A package is `source/NAME/repo`, a repository with bugs that its tests do not notice. A task is
+`source/NAME/tasks/TASK`: the issue, the gold patch, and the hidden tests, which replace the repository's own.
+Which tests a task must fix and must keep passing is found by running them.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def outcomes(repository: Path, modules: list[str]) -> dict[str, Outcome]:
 
 
 def base_commit(repo: Path) -> str:
-    """Stands for a commit: the hash of the repository's paths and contents."""
+    """Return the hash of the repository's paths and contents, in place of a commit."""
     digest = hashlib.sha1(usedforsecurity=False)
     for path in files_of(repo):
         digest.update(f"{path.relative_to(repo).as_posix()}\0".encode() + path.read_bytes() + b"\0")
@@ -151,7 +151,7 @@ def base_commit(repo: Path) -> str:
 
 
 def build_task(task: Task, harbor: Path) -> dict[str, object]:
-    """Write the Harbor directory of a task; its row."""
+    """Write the Harbor directory of a task; return its row."""
     issue = (task.directory / "issue.md").read_text()
     gold = (task.directory / "gold.patch").read_text()
     with tempfile.TemporaryDirectory() as temporary:
@@ -186,7 +186,7 @@ def build_task(task: Task, harbor: Path) -> dict[str, object]:
 
 
 def write_harbor(task: Task, issue: str, target: Path, fixed: Path) -> None:
-    """`fixed` holds the repository after the gold patch, with the hidden tests."""
+    """Write a Harbor task; `fixed` holds the repository after the gold patch, with the hidden tests."""
     texts = {
         "task.toml": TASK_TOML.format(package=task.package),
         "instruction.md": INSTRUCTION.format(issue=issue, package=task.package),

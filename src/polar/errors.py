@@ -1,4 +1,4 @@
-"""The errors that Polar raises on purpose, how it words those of pydantic, and how it tries again."""
+"""The errors that Polar raises on purpose, the wording of validation errors, and retrying with backoff."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Unavailable(PolarError):
 
 @contextmanager
 def concerning(subject: str) -> Iterator[None]:
-    """Errors raised inside begin with what they are about."""
+    """Prefix errors raised in the block with what they are about."""
     try:
         yield
     except PolarError as error:
@@ -70,15 +70,15 @@ def concerning(subject: str) -> Iterator[None]:
 
 
 def explain(error: ValidationError, within: str = "") -> str:
-    """A validation error as one line that names each field and what it accepts."""
+    """Describe a validation error on one line that names each field and what it accepts."""
     return "; ".join(problems(error.errors(include_url=False, include_context=False), within=within))
 
 
 def problems(errors: Iterable[Any], *, within: str = "", known: Collection[str] = ()) -> list[str]:
-    """What pydantic found wrong, as one line `field: problem` for each field.
+    """Describe what pydantic found wrong, one `field: problem` per field.
 
-    `within` is the field that the checked document is the value of; of the `known` fields the nearest
-    is proposed for one that does not exist.
+    `within` is the field whose value was checked. For a field that does not exist, the nearest of the
+    `known` ones is suggested.
     """
     return [_problem(item, within, known) for item in errors]
 
@@ -97,39 +97,37 @@ def _in_words(item: Any) -> str:
         case "extra_forbidden":
             return "unknown key"
         case "string_pattern_mismatch" if "'^https?://" in item["msg"]:
-            return "must be an address that begins with http:// or https://"
+            return "must be a URL that begins with http:// or https://"
         case _:
             return str(item["msg"]).removeprefix("Value error, ")
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Exponential backoff with jitter: each pause is up to twice as long as the one before."""
+    """Exponential backoff with jitter: each pause is up to twice as long as the previous one."""
 
     first_seconds: float
     longest_seconds: float
     attempts: int | None = None
-    """None: there is no last attempt."""
+    """The number of attempts in all; None retries forever."""
 
     def pause(self, failures: int) -> float:
-        """Seconds to wait after this many failures, at least half of which are certain: callers that
-        failed together do not return together."""
+        """Return the seconds to wait after this many failures, of which half are random."""
         longest = min(self.first_seconds * 2.0 ** min(failures - 1, 30), self.longest_seconds)
         return longest * random.uniform(0.5, 1.0)
 
     def pauses(self) -> Iterator[float]:
-        """The pause before each attempt but the first."""
+        """Yield the pause before each attempt after the first."""
         failures = count(1) if self.attempts is None else range(1, self.attempts)
         return map(self.pause, failures)
 
 
 RESTART = Backoff(0.5, 30.0, attempts=12)
-"""Long enough for a server to be started again: two to four minutes."""
+"""Two to four minutes in all: long enough for a server to restart."""
 ENDLESS = Backoff(0.25, 5.0)
 
 
 def retry(call: Callable[[], T], backoff: Backoff | None = None) -> T:
-    """The result of a call that may be Unavailable for a while."""
     for pause in (backoff or RESTART).pauses():
         try:
             return call()
@@ -142,7 +140,7 @@ def retry(call: Callable[[], T], backoff: Backoff | None = None) -> T:
 async def retry_async(
     call: Callable[[], Awaitable[T]], backoff: Backoff | None = None, purpose: str = "get an answer"
 ) -> T:
-    """The result of an awaited call that may be Unavailable for a while."""
+    """Await a call until it succeeds, retrying while it raises Unavailable."""
     for pause in (backoff or RESTART).pauses():
         try:
             return await call()
@@ -155,5 +153,5 @@ async def retry_async(
 async def retry_forever(
     purpose: str, call: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs
 ) -> T:
-    """The result of an awaited call, however long it is Unavailable."""
+    """Await a call until it succeeds, however long it raises Unavailable."""
     return await retry_async(lambda: call(*args, **kwargs), ENDLESS, purpose)

@@ -1,4 +1,5 @@
-"""Files that several processes share: one lock, and files and directories that appear whole or not at all."""
+"""Files that several processes share: one lock, and files and directories that are written whole or not at
+all."""
 
 from __future__ import annotations
 
@@ -20,17 +21,14 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def locked(path: Path, *, busy: PolarError | None = None) -> Iterator[None]:
-    """Hold the lock file while the body runs; the system releases it when the process ends.
-
-    Waits while another process holds it, or raises `busy` at once where that is given.
-    """
+    """Hold a lock file during the block; if another process holds it, wait, or raise `busy` if given."""
     with path.open("a") as file:
         lock(file, busy=busy)
         yield
 
 
 def lock(file: IO[Any], *, busy: PolarError | None = None, is_shared: bool = False) -> None:
-    """Lock an open file until it is closed, as `locked` does; or only against those who want it alone."""
+    """Lock an open file until it is closed. A shared lock excludes only exclusive ones."""
     kind = fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX
     try:
         fcntl.flock(file, kind | (fcntl.LOCK_NB if busy else 0))
@@ -38,12 +36,12 @@ def lock(file: IO[Any], *, busy: PolarError | None = None, is_shared: bool = Fal
         assert busy is not None
         raise busy from None
     except OSError as error:
-        # A file system without locks cannot tell, and most directories are used by one process.
-        log.warning("%s cannot be locked, going on without: %s", file.name, error.strerror)
+        # Some file systems have no locks, and most directories are used by one process.
+        log.warning("%s cannot be locked, continuing without a lock: %s", file.name, error.strerror)
 
 
 def is_locked(path: Path) -> bool:
-    """Whether somebody has locked a file for itself, or may have: a file system without locks cannot tell."""
+    """Whether another process holds an exclusive lock; also True on a file system without locks."""
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -56,7 +54,7 @@ def is_locked(path: Path) -> bool:
 
 @contextmanager
 def atomic_file(path: Path, *, mode: int = 0o644, durable: bool = False) -> Iterator[Path]:
-    """A temporary file beside `path` for the body to fill, which then replaces what is at `path`."""
+    """Yield a temporary file beside `path`; after the block it replaces `path`."""
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.part-", dir=path.parent)
     os.close(descriptor)
     part = Path(name)
@@ -74,13 +72,13 @@ def atomic_file(path: Path, *, mode: int = 0o644, durable: bool = False) -> Iter
 
 @contextmanager
 def atomic_directory(path: Path, *, mode: int = 0o755, durable: bool = False) -> Iterator[Path]:
-    """A temporary directory beside `path` for the body to fill, which then gets that name.
+    """Yield a temporary directory beside `path`; after the block it is renamed to `path`.
 
-    What processes that died left of it is removed first, so callers of one path take turns.
+    Parts left by processes that died are removed first, so only one process at a time may write a path.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    for leftover in path.parent.glob(f".{path.name}.part-*"):
-        shutil.rmtree(leftover, ignore_errors=True)
+    for orphan in path.parent.glob(f".{path.name}.part-*"):
+        shutil.rmtree(orphan, ignore_errors=True)
     part = Path(tempfile.mkdtemp(prefix=f".{path.name}.part-", dir=path.parent))
     try:
         yield part
@@ -97,14 +95,14 @@ def atomic_directory(path: Path, *, mode: int = 0o755, durable: bool = False) ->
 
 
 def write_atomic(path: Path, text: str, *, mode: int = 0o644) -> None:
-    """Replace a file, or make it and the directories above it."""
+    """Write a file atomically, creating its directories if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path, mode=mode) as part:
         part.write_text(text, encoding="utf-8")
 
 
 def sync(path: str | os.PathLike[str]) -> None:
-    """Have a file's content, or a directory's names, survive a crash of the machine."""
+    """Flush a file's content, or a directory's entries, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -113,7 +111,7 @@ def sync(path: str | os.PathLike[str]) -> None:
 
 
 def digest(directory: Path) -> str:
-    """SHA-256 of the files in a directory, their names and contents; of none if it is not there."""
+    """Return the SHA-256 of all names and contents in a directory; a missing directory counts as empty."""
     seen = hashlib.sha256()
     for path in sorted(path for path in directory.rglob("*") if path.is_file()):
         seen.update(f"{path.relative_to(directory)}\0".encode())

@@ -1,8 +1,8 @@
 """Signing webhooks, and checking them where they are received: `polar.webhooks.verify` is for receivers.
 
-A notice comes with `Polar-Signature: t=SECONDS,v1=HEX`, where HEX is the HMAC-SHA256 of `SECONDS.BODY`
-under the secret that server and receiver share. It comes at least once: a receiver answers 2xx when it has
-handled one, remembers its id, and answers 2xx without handling it when that id comes again.
+A notice carries `Polar-Signature: t=SECONDS,v1=HEX`, where HEX is the HMAC-SHA256 of `SECONDS.BODY` with
+the secret that server and receiver share. Delivery is at least once: answer 2xx when a notice has been
+handled, remember its id, and answer 2xx without handling it again if the same id returns.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from polar.models.views import Notice
 
 SIGNATURE = "Polar-Signature"
 DELIVERY = "Polar-Delivery"
-"""Carries the notice's id too, for logs; only the id inside the signed body counts."""
+"""This header repeats the notice's id for logs; trust only the id inside the signed body."""
 
 MAX_AGE_SECONDS = 300.0
 
 
 class InvalidNotice(PolarError):
-    """A notice that is not from the server, or not from now: answer 4xx, and do nothing."""
+    """The notice was not sent by the server, or is too old: answer 4xx and do nothing."""
 
 
 class ReplayedNotice(PolarError):
-    """A notice that was handled before: answer 2xx, so that it does not come again, and do nothing."""
+    """The notice has already been handled: answer 2xx, so that it is not sent again, and do nothing."""
 
 
 def sign(secret: str, body: bytes, at: float) -> str:
-    """The signature of a body at a moment."""
+    """Return the signature header for a body sent at this time."""
     moment = str(int(at))
     return f"t={moment},v1={_digest(secret, moment, body)}"
 
@@ -46,16 +46,19 @@ def verify(
     max_age_seconds: float = MAX_AGE_SECONDS,
     now: float | None = None,
 ) -> Notice:
-    """The notice in a request; InvalidNotice if it is forged or old, ReplayedNotice if its id is in `seen`.
+    """Return the notice in a request, or raise InvalidNotice (forged or old) or ReplayedNotice (id in
+    `seen`).
 
-    While the secret is changed, give the old and the new one. Add the notice's id to `seen` (a set, a
-    `Recent`, a table) once it is handled, not before: what fails in between comes again.
+    While the secret is being changed, pass both the old and the new one. Add the notice's id to `seen` (a
+    set, a `Recent`, a table) after handling it, not before: a notice whose handling failed is sent again.
     """
-    moment, signatures = _parsed(_header(headers, SIGNATURE))
+    moment, signatures = _parse_signature(_header(headers, SIGNATURE))
     secrets = (secret,) if isinstance(secret, str) else tuple(secret)
     expected = [_digest(one, moment, body) for one in secrets]
     if not any(hmac.compare_digest(wanted, given) for wanted in expected for given in signatures):
-        raise InvalidNotice("the signature is not that of this body", hint="check the secret on both sides")
+        raise InvalidNotice(
+            "the signature does not match the body", hint="check that both sides have the same secret"
+        )
     age = (time.time() if now is None else now) - int(moment)
     if abs(age) > max_age_seconds:
         raise InvalidNotice(f"the signature is {age:.0f} s old", hint="check the clocks of both machines")
@@ -63,19 +66,15 @@ def verify(
         notice = Notice.model_validate_json(body)
     except ValueError:
         raise InvalidNotice(
-            "the body is no notice", hint="server and receiver should be the same version"
+            "the body is not a notice", hint="run the same version of Polar on both sides"
         ) from None
     if notice.id in seen:
-        raise ReplayedNotice(f"notice {notice.id} was handled before")
+        raise ReplayedNotice(f"notice {notice.id} has already been handled")
     return notice
 
 
 class Recent:
-    """The ids handled last: enough of a memory for one process, since older notices are refused by their age.
-
-    The server sends a notice until it is taken, so a receiver that must not handle one twice, also after a
-    restart, keeps ids in a table instead.
-    """
+    """The ids handled most recently, for one process; keep them in a table to survive restarts."""
 
     def __init__(self, most: int = 100_000) -> None:
         self._most = most
@@ -98,11 +97,10 @@ def _header(headers: Mapping[str, str], name: str) -> str:
     for key, value in headers.items():
         if key.lower() == name.lower():
             return value
-    raise InvalidNotice(f"there is no {name} header")
+    raise InvalidNotice(f"the {name} header is missing")
 
 
-def _parsed(header: str) -> tuple[str, list[str]]:
-    """The moment and the signatures of a header."""
+def _parse_signature(header: str) -> tuple[str, list[str]]:
     moment, signatures = "", []
     for part in header.split(","):
         key, _, value = part.strip().partition("=")

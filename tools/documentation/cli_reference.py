@@ -1,4 +1,4 @@
-"""Every command with its arguments and options, from the command line's own definitions."""
+"""The CLI reference: every command with its arguments and options, from its own definition."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def page() -> str:
     return "\n\n".join(
         [
             "# Commands",
-            "`polar COMMAND --help` says the same. Commands that talk to a server find the one started"
+            "`polar COMMAND --help` prints the same. Commands that talk to a server use the one started"
             " in this directory, unless `$POLAR_SERVER` and `$POLAR_TOKEN` or `--server` and `--token-file`"
-            " name another.",
+            " say otherwise.",
             *commands,
         ]
     )
@@ -54,7 +54,7 @@ def _option(option: Any, context: click.Context) -> tuple[str, ...]:
 
 
 def _help(text: str) -> str:
-    """Paragraphs; those that keep their lines, which begin with a backspace, are examples."""
+    """Return paragraphs; those that begin with a backspace, and so keep their lines, are examples."""
     paragraphs = []
     for paragraph in text.split("\n\n"):
         if paragraph.startswith("\b\n"):

@@ -1,4 +1,4 @@
-"""What the code says of itself: docstrings of classes, and the sentences that stand below attributes."""
+"""Reads docstrings of classes, and the strings below attributes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from functools import cache
 
 @cache
 def attributes(cls: type) -> dict[str, str]:
-    """Attribute → what the string below it says, inherited ones included."""
+    """Return the strings below attributes by name, including inherited ones."""
     told: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if base.__module__.startswith("polar"):
@@ -35,13 +35,13 @@ def _own_attributes(cls: type) -> dict[str, str]:
 
 
 def values(enum: type[Enum]) -> dict[str, str]:
-    """Each value of an enum, and what is said of it."""
+    """Return each value of an enum with its docstring."""
     told = attributes(enum)
     return {str(member.value): told.get(member.name, "") for member in enum}
 
 
 def documentation(thing: object) -> str:
-    """Its own docstring as Markdown; empty where it has none."""
+    """Return the docstring as Markdown, or an empty text."""
     return inspect.cleandoc(getattr(thing, "__doc__", None) or "")
 
 
@@ -50,7 +50,7 @@ def one_line(text: str) -> str:
 
 
 def cell(text: str) -> str:
-    """Text that cannot end a table's cell."""
+    """Escape text for a table cell."""
     return one_line(text).replace("|", "\\|").replace("<", "&lt;")
 
 

@@ -1,7 +1,7 @@
-"""Hooks of mkdocs: reference pages made from the code, and links that mean files of the repository.
+"""Hooks for mkdocs: reference pages generated from the code, and links to files of the repository.
 
-Pages are written to be read in the repository too, so they link to examples, tools and the README there.
-On the site such a link becomes its text; one that leads nowhere is a warning, and `make docs` takes none.
+Pages are also read in the repository, so they link to examples, tools and the README there. On the site, such
+a link becomes its text; a broken link is a warning, which `make docs` treats as an error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LINK = re.compile(r"(?<!!)\[(?P<text>[^\]\[]*(?:\[[^\]]*\][^\]\[]*)*)\]\((?P<tar
 FENCE = re.compile(r"^(`{3,}).*?^\1\s*$", re.MULTILINE | re.DOTALL)
 LOADED = re.compile(r"<(?:script|img|link rel=.stylesheet.|iframe)[^>]*(?:src|href)=.(https?://[^\"' >]+)")
 SOURCES = {"contributing.md": ROOT / "CONTRIBUTING.md"}
-"""Pages that are files of the repository outside of docs/."""
+"""Pages whose files are outside docs/."""
 
 REFERENCE = {
     "reference/cli.md": cli_reference.page,
@@ -66,7 +66,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
 
 def on_post_build(config: Any) -> None:
-    """The site is read where there is no network, and tells nobody who reads it."""
+    """Warn about anything that a page loads from elsewhere: the site must work without a network."""
     for page in Path(config.site_dir).rglob("*.html"):
         for outside in LOADED.findall(page.read_text()):
             log.warning("%s loads %s from outside", page.name, outside)

@@ -1,4 +1,4 @@
-"""The classes that programs and plug-ins use, with their methods, from signatures and docstrings."""
+"""The Python reference: classes for programs and plug-ins, from signatures and docstrings."""
 
 from __future__ import annotations
 
@@ -36,24 +36,25 @@ PLUGINS = (
     ("polar.engines.base", ("Engine", "GenerateRequest", "TokenChunk")),
     ("polar.dialects.base", ("Dialect", "StreamEncoder")),
     ("polar.trajectory.base", ("Builder",)),
+    ("polar.trajectory.branching", ("BranchingStrategy", "places", "turns")),
 )
 LONGEST_LINE = 88
 TWINS = {"AsyncClient": "Client"}
-"""Classes with the methods of another, to be awaited: shown once."""
+"""Classes that have the methods of another, awaited; they are shown once."""
 
 
 def client_page() -> str:
-    return "\n\n".join(["# Python", "What programs use.", *_modules(CLIENT)])
+    return "\n\n".join(["# Python", "The classes and functions that programs use.", *_modules(CLIENT)])
 
 
 def plugins_page() -> str:
     intro = (
-        "A plug-in is a class of one of these kinds, registered under an entry point of its package."
+        "A plug-in is a class of one of these kinds, registered as an entry point of its package."
         " Tasks and settings then use its name.\n\n"
         '```toml\n[project.entry-points."polar.harnesses"]\nmy_agent = "my_package.harness:MyAgent"\n```\n\n'
         "Groups: `polar.harnesses`, `polar.evaluators`, `polar.tasksets`, `polar.runtimes`, `polar.engines`,"
-        " `polar.dialects`, `polar.builders`. `Options` is a pydantic model of what may be set;"
-        " what does not fit is refused when a task is submitted."
+        " `polar.dialects`, `polar.builders`, `polar.branchings`. `Options` is a pydantic model of"
+        " the plug-in's options; invalid ones are refused when a task is submitted."
     )
     return "\n\n".join(["# Plug-ins", intro, *_modules(PLUGINS)])
 
@@ -72,7 +73,7 @@ def _class(cls: type, name: str) -> Iterator[str]:
     yield _escaped(documentation(cls))
     if name in TWINS:
         twin = TWINS[name]
-        yield f"The methods are those of [`{twin}`](#{twin.lower()}), awaited, or iterated with `async for`."
+        yield f"Has the methods of [`{twin}`](#{twin.lower()}), awaited or iterated with `async for`."
         return
     if issubclass(cls, Enum):
         yield table(("value", "meaning"), [(code(value), cell(told)) for value, told in values(cls).items()])
@@ -139,7 +140,7 @@ def _function(function: Any, name: str) -> Iterator[str]:
 
 
 def _parameters(arguments: ast.arguments, beside: int) -> str:
-    """As the source writes them, without `self`; a line each where one line would be too long."""
+    """Return the parameters without `self`, on one line each if a single line would be too long."""
     for kind in (arguments.posonlyargs, arguments.args):
         if kind and kind[0].arg in ("self", "cls"):
             del kind[0]

@@ -1,4 +1,4 @@
-"""Every route of the control plane with what it takes and gives, from its OpenAPI document."""
+"""The REST reference: every route with its parameters and bodies, from the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Document = dict[str, Any]
 
 
 def page() -> str:
-    # Routes are described here and never called, so nothing need stand behind them.
+    # Routes are only described, never called, so they need no store.
     document: Document = create_app(MagicMock(), MagicMock()).openapi()
     return "\n\n".join(
         [
             "# REST",
             "The OpenAPI document is at `/api/v1/openapi.json` of every server; clients in any language can"
-            " be generated from it. Every request brings `Authorization: Bearer TOKEN`; roles are those of"
-            " [security](../security.md#tokens-and-roles). Whatever is refused is answered with a"
+            " be generated from it. Every request needs `Authorization: Bearer TOKEN`; roles are described in"
+            " [security](../security.md#tokens-and-roles). Errors are answered with a"
             " [Problem](#schema-problem).",
             *_operations(document),
             "## Schemas",
@@ -60,7 +60,7 @@ def _bodies(operation: Document) -> Iterator[tuple[str, str]]:
     if body := operation.get("requestBody"):
         yield "body", _content(body)
     for status, answer in operation["responses"].items():
-        if status not in ("422", "4XX", "5XX"):  # the same everywhere
+        if status not in ("422", "4XX", "5XX"):  # identical for all routes
             yield status, _content(answer) or cell(answer.get("description", ""))
 
 

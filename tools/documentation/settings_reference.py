@@ -1,4 +1,4 @@
-"""Every setting with its kind, default and meaning, from the models that check them."""
+"""The settings reference: every setting with its type, default and meaning, from the models."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ PLUGINS = (
     ("runtimes", "Runtimes"),
     ("evaluators", "Evaluators"),
     ("builders", "Builders"),
+    ("branchings", "Branching strategies"),
     ("tasksets", "Taskset formats"),
 )
 LIMITS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<", "min_length": "length ≥", "max_length": "length ≤"}
@@ -33,9 +34,9 @@ def configuration_page() -> str:
     return "\n\n".join(
         [
             "# Configuration",
-            "One YAML file: `--config FILE`, else `$POLAR_CONFIG`, else `polar.yaml` here."
-            " All of it may be left out. Unknown keys are errors. Options of commands come before environment"
-            " variables, and these before the file.",
+            "One YAML file: `--config FILE`, else `$POLAR_CONFIG`, else `./polar.yaml`."
+            " Every setting is optional. Unknown keys are errors. Command-line options override environment"
+            " variables, which override the file.",
             "```yaml\nserver: {port: 8700}\nengine: {url: http://127.0.0.1:8000}\nnode: {run_slots: 16}\n```",
             *_sections(settings.Settings, ""),
             "## Environment",
@@ -48,10 +49,10 @@ def training_page() -> str:
     return "\n\n".join(
         [
             "# Training runs",
-            "The file that [`polar train`](../training.md) takes. Unknown keys are errors.",
+            "The settings file of [`polar train`](../training.md). Unknown keys are errors.",
             *_sections(GrpoSettings, "", title="A run"),
             "# Fine-tuning runs",
-            "The file that `polar train sft` takes. Sections that it shares with the above are the same.",
+            "The settings file of `polar train sft`. Sections with the same names as above are identical.",
             _fields(SftSettings),
         ]
     )
@@ -60,8 +61,8 @@ def training_page() -> str:
 def options_page() -> str:
     parts = [
         "# Options of components",
-        "What a task may say under `options` of its harness, runtime, evaluator and builder, and a taskset"
-        " under those of its format. What an installed package adds is checked the same way.",
+        "The `options` of a task's harness, runtime, evaluator, builder and `branching.at`, and of a"
+        " taskset's format. Those of plug-ins are validated the same way.",
     ]
     for group, title in PLUGINS:
         parts.append(f"## {title}")
@@ -73,7 +74,7 @@ def options_page() -> str:
 
 
 def _sections(model: type[BaseModel], path: str, title: str | None = None) -> Iterator[str]:
-    """A table for each model, its own fields first, those of the models in it after."""
+    """Yield a table for each model, followed by those of the models in its fields."""
     if path or title:
         yield f"## {title or path}"
     if told := documentation(model):
@@ -99,7 +100,7 @@ def _fields(model: type[BaseModel]) -> str:
 
 
 def _meaning(field: FieldInfo, told: str | None) -> str:
-    """What is said of the field itself, else of what it holds."""
+    """Return the field's own description, else that of the values it takes."""
     if told is not None:
         return cell(told)
     kind = field.annotation
@@ -116,7 +117,7 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _kind(annotation: Any) -> str:
-    """An annotation in the words of a person who writes YAML."""
+    """Return an annotation in terms of YAML."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _kind(inner[0])
@@ -159,7 +160,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _variables() -> Iterator[tuple[str, str]]:
-    """What the one module that reads the environment says of each variable."""
+    """Yield environment variables with their descriptions, from the one module that reads them."""
     told: dict[str, str] = {}
     for name, function in inspect.getmembers(settings, inspect.isfunction):
         if function.__module__ == settings.__name__ and not name.startswith("_"):

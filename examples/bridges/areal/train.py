@@ -13,7 +13,7 @@ from polar.bridges.areal import workflow
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--samples", type=int, default=8, help="sessions of each group")
+    parser.add_argument("--samples", type=int, default=8, help="sessions per group")
     given, arguments = parser.parse_known_args()
     config, _ = load_expr_config(arguments, GRPOConfig)
     rows = load_dataset("json", data_files=config.train_dataset.path, split="train")

@@ -1,4 +1,4 @@
-"""The agent server as NeMo Gym starts it: copied to responses_api_agents/polar_agent/app.py there."""
+"""The agent server as NeMo Gym starts it; copy it there to responses_api_agents/polar_agent/app.py."""
 
 from __future__ import annotations
 

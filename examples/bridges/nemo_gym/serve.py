@@ -16,9 +16,9 @@ from polar.bridges.nemo_gym import Agent, app
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("template", type=Path, help="what all tasks have in common")
+    parser.add_argument("template", type=Path, help="the fields that all tasks share")
     parser.add_argument(
-        "--resources", help="the URL of a resources server; without it, the tasks' evaluators judge"
+        "--resources", help="URL of a resources server; by default the tasks' evaluators score"
     )
     parser.add_argument("--port", type=int, default=8090)
     given = parser.parse_args()

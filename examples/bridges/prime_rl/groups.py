@@ -1,4 +1,4 @@
-"""Roll out one group for each task and print what prime-rl's trainer would be sent.
+"""Rolls out one group per task and prints what prime-rl's trainer would receive.
 
 python examples/bridges/prime_rl/groups.py examples/bridges/tasks.yaml --samples 8
 """

@@ -1,4 +1,4 @@
-"""Train with TRL's GRPOTrainer on sessions of a running `polar serve`.
+"""Trains with TRL's GRPOTrainer on sessions of a running `polar serve`.
 
 polar serve --model smollm2-135m-instruct &
 python examples/bridges/trl/train.py examples/bridges/tasks.yaml --model smollm2-135m-instruct
@@ -24,11 +24,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tasks", type=Path)
     parser.add_argument(
-        "--model", default="smollm2-135m-instruct", help="the one that the server samples with"
+        "--model", default="smollm2-135m-instruct", help="the model that the server samples with"
     )
     parser.add_argument("--out", type=Path, default=Path("runs/trl"))
     parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--samples", type=int, default=4, help="sessions of each group")
+    parser.add_argument("--samples", type=int, default=4, help="sessions per group")
     parser.add_argument("--lr", type=float, default=1e-4)
     parser.add_argument("--cpu", action="store_true")
     given = parser.parse_args()

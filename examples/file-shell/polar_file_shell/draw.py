@@ -1,4 +1,4 @@
-"""Names, words and numbers drawn at random for one puzzle; no split draws another's words."""
+"""Random names, words and numbers for one puzzle; the splits share no words."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import TypeVar
 
 
 class Split(StrEnum):
-    """What a task is for."""
-
     TRAIN = "train"
     HELD_OUT = "held_out"
 
@@ -34,13 +32,13 @@ Udo Vera Walter Yara Zoe Anton Bella Clara Dennis Elena Frank Gloria Henry
 NOUNS = tuple(_NOUNS.split())
 PEOPLE = tuple(_PEOPLE.split())
 HELD_OUT_EVERY = 4
-"""Every so-manieth word belongs to the held-out tasks, the others to those that are trained on."""
+"""Every fourth word belongs to the held-out tasks, the others to the training tasks."""
 
 T = TypeVar("T")
 
 
 class Draw:
-    """A source of chance for one puzzle: the same key always draws the same, and nothing comes twice."""
+    """A source of randomness for one puzzle: a key always draws the same, and nothing is drawn twice."""
 
     def __init__(self, split: Split, key: str) -> None:
         self._random = random.Random(key)

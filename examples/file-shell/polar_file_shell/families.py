@@ -1,4 +1,4 @@
-"""The families of tasks: each draws a puzzle. An agent of a few tool calls can solve any of them."""
+"""The families of tasks, each of which draws puzzles that need only a few tool calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from polar_file_shell.puzzle import (
 
 
 class Family(Protocol):
-    """Makes a puzzle of what it draws."""
+    """Makes a puzzle from random draws."""
 
     __name__: str
 
@@ -315,11 +315,11 @@ def matching_into_directory(draw: Draw) -> Puzzle:
     return Puzzle(ask, (holds(f"{directory}/{out}", expected),), (bash(command),), {file: text(lines)})
 
 
-def _named(*families: Family) -> Mapping[str, Family]:
+def _by_name(*families: Family) -> Mapping[str, Family]:
     return {family.__name__.replace("_", "-"): family for family in families}
 
 
-FAMILIES = _named(
+FAMILIES = _by_name(
     write_text,
     append_line,
     copy_file,
@@ -347,5 +347,5 @@ FAMILIES = _named(
     json_file,
     run_script,
 )
-HELD_OUT_ALONE = _named(sort_and_cut, matching_into_directory)
-"""Compositions of what the others ask one by one; never trained on."""
+HELD_OUT_ALONE = _by_name(sort_and_cut, matching_into_directory)
+"""Compositions of the other families, never trained on."""

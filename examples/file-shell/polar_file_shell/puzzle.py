@@ -1,4 +1,4 @@
-"""One small task as a family makes it: what is asked, how it is checked, how it can be solved."""
+"""One small task: its instruction, checks and solutions."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class Call:
 
 
 Solution = tuple[Call, ...]
-"""Calls in order, one a turn."""
+"""Calls in order, one per turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Puzzle:
-    """What is asked; the workspace it starts from; what must hold in the end; ways there."""
+    """An instruction with its initial files, the checks of the result, and solutions."""
 
     instruction: str
     checks: tuple[str, ...]
-    """Shell conditions that all hold once it is solved. They run after the agent is gone."""
+    """Shell conditions that all hold once it is solved; they run after the agent has ended."""
     solutions: tuple[Solution, ...]
     files: Mapping[str, str] = field(default_factory=dict)
 
@@ -37,7 +37,7 @@ class Puzzle:
 
 
 def as_script(solution: Solution) -> str:
-    """What the calls do, for a shell."""
+    """Return the calls as a shell script."""
     return "\n".join(_as_shell(call.tool, call.arguments) for call in solution)
 
 
@@ -82,12 +82,12 @@ def edit(path: str, old: str, new: str) -> Solution:
 
 
 def holds(path: str, content: str) -> str:
-    """The file has this content; line ends after the last line do not matter."""
+    """Check that a file has this content, ignoring line ends after the last line."""
     return f'[ "$(cat {path})" = {shlex.quote(content.rstrip(chr(10)))} ]'
 
 
 def holds_json(path: str, text: str) -> str:
-    """The file has this JSON, whatever blanks stand in it; no value of it has a blank."""
+    """Check that a file has this JSON, ignoring white space; its values contain none."""
     return f"[ \"$(tr -d ' \\n' < {path})\" = {shlex.quote(text)} ]"
 
 
@@ -100,5 +100,5 @@ def is_directory(path: str) -> str:
 
 
 def is_script(path: str, says: str) -> str:
-    """The file can be run, and prints this."""
+    """Check that a file is executable and prints this."""
     return f'[ -x {path} ] && [ "$(timeout 5 sh {path})" = {shlex.quote(says)} ]'

@@ -1,4 +1,4 @@
-"""The file-and-shell tasks as a source of rows: one split to train on, one held out, nothing shared."""
+"""The file-and-shell tasks as a source of rows, with a training and a held-out split."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from polar_file_shell.puzzle import Puzzle, as_script
 class FileShell(RowSource):
     """`split: train` or `split: held_out`; the same options always make the same tasks.
 
-    A row's columns have `family`, `instruction` and `solutions`: ways to solve it, each a list of tool calls
-    of Pi (`tool`, `arguments`). None of that but the instruction is part of the task.
+    A row's columns have `family`, `instruction` and `solutions`, each a list of Pi's tool calls (`tool`,
+    `arguments`). Only the instruction is part of the task.
     """
 
     class Options(BaseModel):
         model_config = {"extra": "forbid", "frozen": True}
 
         seed: int = Field(default=0, ge=0)
-        """Another one makes other tasks."""
+        """Another seed makes other tasks."""
         of_each: int | None = Field(default=None, ge=1, le=500)
-        """Tasks of each family; None: 10 to train on, 3 held out."""
+        """Number of tasks per family; if unset, 10 to train on and 3 held out."""
         of_each_new: int = Field(default=6, ge=0, le=500)
-        """Held-out tasks of each composition that is never trained on."""
+        """Number of held-out tasks per composition that is never trained on."""
 
     options: Options
 
@@ -37,11 +37,11 @@ class FileShell(RowSource):
         try:
             wanted = Split(split or Split.TRAIN)
         except ValueError:
-            raise InvalidInput(f"split: {split} is none of {', '.join(Split)}") from None
+            raise InvalidInput(f"split: {split} must be one of {', '.join(Split)}") from None
         families = {name: (family, self._count(wanted)) for name, family in FAMILIES.items()}
         if wanted is Split.HELD_OUT:
             families |= {name: (family, self.options.of_each_new) for name, family in HELD_OUT_ALONE.items()}
-        # Family by family in turns, so that the first tasks are of every kind.
+        # Families alternate, so that the first tasks include every kind.
         for number in range(max(count for _, count in families.values())):
             for name, (family, count) in families.items():
                 if number < count:

@@ -1,1 +1,1 @@
-"""Public tasks as tasksets: their data comes from the package index, pinned by hash."""
+"""Public tasks as tasksets; their data comes from the package index, pinned by hash."""

@@ -1,7 +1,8 @@
-"""AgentBench's operating system tasks, as a source of rows: questions about files, answered in answer.txt.
+"""AgentBench's operating-system tasks as a source of rows: questions about files, answered in answer.txt.
 
-The benchmark gives its tasks a container as root. Here they run in a closed sandbox as an ordinary user: what
-the benchmark has in home directories is in the workspace. `left_out` says what that leaves out, and why.
+The benchmark runs its tasks as root in a container. Here they run as an ordinary user in a closed sandbox,
+with the benchmark's home directories in the workspace. `left_out` lists the tasks for which that does not
+work.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ WHEEL = Wheel(
 )
 LICENCE = "MIT"
 SPLITS = {"dev": "agent_bench_os.json", "test": "agent_bench_os_test.json"}
-"""The benchmark's own."""
+"""The benchmark's own splits."""
 WORKSPACE = "/workspace"
 ANSWER = "answer.txt"
 _HOMES = re.compile(r"/home/agent(?![\w.-])|/root(?![\w.-])|/home(?![\w.-])|/usr(?=/local)")
@@ -41,19 +42,19 @@ NOT_HERE = {
     "asks for file modes, which were others when it was graded": "test-48",
     "its reference answer prints nothing here": "dev-16",
 }
-"""Tasks that were tried and do not work in a sandbox, by the reason."""
+"""Tasks that do not work in a sandbox, by reason."""
 
 
 class AgentBenchOs(RowSource):
     """`split: dev` or `split: test`, or both.
 
-    A row's columns are those of the benchmark, its `instruction`, and `solutions`: ways to solve it, each a
-    list of tool calls of Pi. None of that but the instruction is part of the task.
+    A row's columns are those of the benchmark, its `instruction`, and `solutions`, each a list of Pi's tool
+    calls. Only the instruction is part of the task.
     """
 
     def rows(self, place: Path | None, split: str | None) -> Iterator[Row | BadRow]:
         if split is not None and split not in SPLITS:
-            raise InvalidInput(f"split: {split} is none of {', '.join(SPLITS)}")
+            raise InvalidInput(f"split: {split} must be one of {', '.join(SPLITS)}")
         for name in [split] if split else SPLITS:
             for record in records(name):
                 if left_out(name, record) is None:
@@ -61,7 +62,7 @@ class AgentBenchOs(RowSource):
 
 
 def records(split: str) -> list[dict[str, Any]]:
-    """The benchmark's rows, with the places of this sandbox."""
+    """Return the benchmark's rows, with the paths of this sandbox."""
     text = (_data() / SPLITS[split]).read_text()
     moved = _TEMPORARY.sub(f"{WORKSPACE}/tmp", _HOMES.sub(WORKSPACE, text))
     found: list[dict[str, Any]] = json.loads(moved)
@@ -73,7 +74,7 @@ def _data() -> Path:
 
 
 def left_out(split: str, record: Mapping[str, Any]) -> str | None:
-    """Why a task is not among the rows; None if it is."""
+    """Return why a task is left out, or None."""
     create = record.get("create")
     if "start" in record or (isinstance(create, Mapping) and create.get("init_at_start")):
         return "needs a program that runs beside the agent"
@@ -100,7 +101,7 @@ def _row(split: str, record: Mapping[str, Any]) -> Row:
         f"answer alone to {ANSWER}, without explanation or units; if a script or a command is asked for, "
         f"write what it prints. {ANSWER} itself does not count as one of the files here."
     )
-    # The answer's file must not be there while files are counted.
+    # The answer's file must not exist while files are counted.
     solve = f'answer={right}; printf "%s" "$answer" > {ANSWER}'
     task = {
         "id": f"agentbench-os-{split}-{record['id']}",
@@ -119,7 +120,7 @@ def _bash(code: str) -> str:
 
 
 def _right_answer(evaluation: Mapping[str, Any]) -> str:
-    """As a shell finds it out: what the reference prints, or the benchmark's own where there is none."""
+    """Return a shell expression for the right answer: the reference's output, or the benchmark's own."""
     example = evaluation.get("example")
     if example is None:
         return shlex.quote(str(evaluation["match"]))
@@ -127,11 +128,11 @@ def _right_answer(evaluation: Mapping[str, Any]) -> str:
 
 
 def _grading(evaluation: Mapping[str, Any], right: str) -> dict[str, Any]:
-    """Of the agent's work only the answer counts: the right one is found out where it changed nothing."""
+    """Return the grading, which takes only the answer from the agent's workspace."""
     check = evaluation.get("check")
     program = (_data() / "scripts" / (check[1]["file"] if isinstance(check, list) else _EXACT)).read_text()
     lines = (
-        # A pipe would be waited for until the end of the time.
+        # Reading a pipe would block until the timeout.
         f"[ -f {ANSWER} ] || exit 1",
         f"answer=$(head -c 10000 {ANSWER}) || exit 1",
         f"rm {ANSWER}",

@@ -1,4 +1,4 @@
-"""Small bugs for real code, by rule: a few characters of a function are changed, nothing of its layout."""
+"""Small bugs for real code, by rule: a few characters of a function change, but not its layout."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from itertools import accumulate
 
 @dataclass(frozen=True, slots=True)
 class Bug:
-    """One edit of a source, in bytes of it."""
+    """One edit of a source, in bytes."""
 
     rule: str
     function: str
-    """With the classes and functions that it is in."""
+    """The function's name, qualified by the classes and functions around it."""
     start: int
     end: int
     new: str
@@ -25,7 +25,7 @@ class Bug:
 
 
 class Source:
-    """A source whose nodes are found in its text."""
+    """A source whose nodes can be located in its text."""
 
     def __init__(self, text: str) -> None:
         self.data = text.encode()
@@ -45,7 +45,7 @@ class Source:
 
 
 Edit = tuple[int, int, str]
-"""From, to, and what stands there then."""
+"""Start, end, and the new text."""
 Rule = Callable[[ast.AST, Source], Iterator[Edit]]
 _COMPARISONS: dict[type[ast.cmpop], tuple[str, str]] = {
     ast.Lt: ("<", "<="),
@@ -75,7 +75,7 @@ def comparison_changed(node: ast.AST, source: Source) -> Iterator[Edit]:
 
 
 def operator_changed(node: ast.AST, source: Source) -> Iterator[Edit]:
-    """Of numbers: text that is joined or formatted would not run at all."""
+    """Change operators of numbers; joined or formatted text would fail at once."""
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
         if _is_text(node.left) or _is_text(node.right):
             return
@@ -96,7 +96,7 @@ def _is_text(node: ast.expr) -> bool:
 
 
 def off_by_one(node: ast.AST, source: Source) -> Iterator[Edit]:
-    """Where a number counts something: in an index, a slice, a sum, a call or a comparison."""
+    """Change numbers that count something: in an index, a slice, a sum, a call or a comparison."""
     places: list[ast.expr | None] = []
     match node:
         case ast.Subscript(slice=ast.Slice() as part):
@@ -168,7 +168,7 @@ RULES: dict[str, Rule] = {
 
 
 def possible_bugs(text: str) -> list[Bug]:
-    """Every bug that the rules make in the functions of a source, in its order."""
+    """Return every bug that the rules make in the functions of a source, in order."""
     source = Source(text)
     bugs = [
         Bug(name, function, *edit)
@@ -181,13 +181,13 @@ def possible_bugs(text: str) -> list[Bug]:
 
 
 _LEFT_ALONE = (ast.Raise, ast.Assert, ast.JoinedStr)
-"""What errors say; tests seldom look at it."""
+"""Parts of error messages, which tests rarely check."""
 
 
 def _in_functions(
     node: ast.AST, names: tuple[str, ...], inside: bool
 ) -> Iterator[tuple[str, ast.expr | ast.stmt]]:
-    """The nodes of function bodies, each with the name of its function."""
+    """Yield the nodes of function bodies, each with the name of its function."""
     if isinstance(node, _LEFT_ALONE):
         return
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

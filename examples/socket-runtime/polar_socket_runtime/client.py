@@ -1,4 +1,4 @@
-"""The runtime `socket`: Polar's sandbox contract, spoken to a server behind a socket."""
+"""The runtime `socket`: Polar's sandbox contract over a socket to a server."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from polar.runtimes.base import (
     ToolDirectory,
 )
 from polar.runtimes.bubblewrap import BubblewrapRuntime
-from polar_socket_runtime.wire import CHUNK, DATA, MESSAGE, STDOUT, Connection, chunks_of, join, understood
+from polar_socket_runtime.wire import CHUNK, DATA, MESSAGE, STDOUT, Connection, chunks_of, join, parse_message
 
 SOCKET_VARIABLE = "POLAR_SANDBOX_SOCKET"
-"""Of the node's environment: where the server listens. Its operator decides that, no task does."""
+"""The variable of the node's environment with the server's address, which its operator sets."""
 
 
 class SocketRuntime(Runtime):
     class Options(BubblewrapRuntime.Options):
-        """The server makes its sandboxes with bubblewrap, so tasks may ask for the same."""
+        """The server uses bubblewrap, so tasks have the same options."""
 
     options: Options
     supports_snapshots = True
@@ -62,7 +62,7 @@ class SocketRuntime(Runtime):
         digests = [await asyncio.to_thread(_digest, tool.source) for tool in spec.tools]
         lifeline = await _connect()
         try:
-            await lifeline.say(
+            await lifeline.send_message(
                 do="start",
                 node=_node(host),
                 name=spec.name,
@@ -75,9 +75,9 @@ class SocketRuntime(Runtime):
                 await _send_tool(lifeline, spec.tools[digests.index(digest)].source)
             started = await _hear(lifeline)
         except BaseException:
-            # The server stops what it has begun, and ends the connection when nothing of it is left.
-            lifeline.hang_up()
-            await asyncio.shield(lifeline.over())
+            # The server stops what it has started, and closes the connection when nothing is left.
+            lifeline.close_sending()
+            await asyncio.shield(lifeline.wait_closed())
             lifeline.close()
             raise
         (host.logs / spec.name).mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -88,14 +88,14 @@ class SocketRuntime(Runtime):
 
     @classmethod
     async def reap(cls, host: Host) -> int:
-        """The server stops sandboxes with their connections; what is left are snapshots."""
+        """Remove snapshots; sandboxes have ended with their connections."""
         with suppress(SandboxUnavailable):
             return int((await _ask(do="reap", node=_node(host)))["reaped"])
         return 0
 
 
 class SocketSandbox(Sandbox):
-    """A sandbox of the server's; it lives as long as the connection that it was started over."""
+    """A sandbox of the server, which lives as long as the connection that started it."""
 
     def __init__(
         self, spec: SandboxSpec, host: Host, lifeline: Connection, started: Mapping[str, str]
@@ -115,7 +115,7 @@ class SocketSandbox(Sandbox):
 
     async def exec(self, command: Command, *, timeout: float, log_name: str) -> ExecResult:
         outputs = self.host.outputs(self.spec.name, log_name)
-        async with self._asked(
+        async with self._request(
             do="exec",
             argv=command.argv,
             env=dict(command.env),
@@ -129,7 +129,7 @@ class SocketSandbox(Sandbox):
                 while (frame := await connection.receive())[0] != MESSAGE:
                     kind, data = frame
                     await asyncio.to_thread((stdout if kind == STDOUT else stderr).write, data)
-            ended = understood(frame[1])
+            ended = parse_message(frame[1])
         return ExecResult(
             ended["exit_code"],
             ended["timed_out"],
@@ -139,25 +139,25 @@ class SocketSandbox(Sandbox):
         )
 
     async def upload(self, path: PurePosixPath, data: bytes, *, executable: bool = False) -> None:
-        async with self._asked(do="upload", path=str(path), executable=executable) as connection:
+        async with self._request(do="upload", path=str(path), executable=executable) as connection:
             await connection.send_body(chunks_of(data))
-            await connection.hear()
+            await connection.receive_message()
 
     async def download(self, path: PurePosixPath, *, max_bytes: int = 64 * MIB) -> bytes:
-        async with self._asked(do="download", path=str(path), max_bytes=max_bytes) as connection:
+        async with self._request(do="download", path=str(path), max_bytes=max_bytes) as connection:
             parts = []
             while (frame := await connection.receive())[0] == DATA:
                 parts.append(frame[1])
-            understood(frame[1])
+            parse_message(frame[1])
             return b"".join(parts)
 
     async def kill(self) -> None:
-        async with self._asked(do="kill") as connection:
-            await connection.hear()
+        async with self._request(do="kill") as connection:
+            await connection.receive_message()
 
     async def snapshot(self, name: str) -> None:
-        async with self._asked(do="snapshot", snapshot=name) as connection:
-            await connection.hear()
+        async with self._request(do="snapshot", snapshot=name) as connection:
+            await connection.receive_message()
 
     async def stop(self) -> None:
         if self._stopping is None:
@@ -173,36 +173,36 @@ class SocketSandbox(Sandbox):
         if self._gateway is not None:
             self._gateway.cancel()
             await asyncio.gather(self._gateway, return_exceptions=True)
-        self._lifeline.hang_up()
+        self._lifeline.close_sending()
         try:
             await _hear(self._lifeline)
         finally:
             self._lifeline.close()
 
     @asynccontextmanager
-    async def _asked(self, **request: Any) -> AsyncIterator[Connection]:
-        """A connection with a request about this sandbox; leaving early calls the request off."""
+    async def _request(self, **request: Any) -> AsyncIterator[Connection]:
+        """Open a connection with a request about this sandbox; leaving early cancels the request."""
         connection = await _connect()
         try:
-            await connection.say(node=_node(self.host), name=self.spec.name, **request)
+            await connection.send_message(node=_node(self.host), name=self.spec.name, **request)
             yield connection
         except (asyncio.IncompleteReadError, ConnectionError):
-            raise SandboxUnavailable("the sandbox server ended the connection", hint=_hint()) from None
+            raise SandboxUnavailable("the sandbox server closed the connection", hint=_hint()) from None
         except asyncio.CancelledError:
-            connection.hang_up()
-            await asyncio.shield(connection.over())
+            connection.close_sending()
+            await asyncio.shield(connection.wait_closed())
             raise
         finally:
             connection.close()
 
     async def _carry_to_gateway(self) -> None:
-        """Wait at the server for the agent's connections, one ahead, and carry each to the gateway."""
+        """Wait at the server for the agent's connections, one ahead, and forward each to the gateway."""
         async with asyncio.TaskGroup() as carried:
             while True:
                 waiting = await _connect()
                 try:
-                    await waiting.say(do="gateway", node=_node(self.host), name=self.spec.name)
-                    await waiting.hear()
+                    await waiting.send_message(do="gateway", node=_node(self.host), name=self.spec.name)
+                    await waiting.receive_message()
                 except (asyncio.IncompleteReadError, ConnectionError):
                     return  # The sandbox is gone.
                 except BaseException:
@@ -226,7 +226,7 @@ class SocketSandbox(Sandbox):
 
 
 def _hint() -> str:
-    return f"start `polar-sandbox-server`, and name its socket in {SOCKET_VARIABLE}"
+    return f"start `polar-sandbox-server`, and set {SOCKET_VARIABLE} to its socket"
 
 
 async def _connect() -> Connection:
@@ -241,28 +241,28 @@ async def _connect() -> Connection:
 
 async def _hear(connection: Connection) -> dict[str, Any]:
     try:
-        return await connection.hear()
+        return await connection.receive_message()
     except (asyncio.IncompleteReadError, ConnectionError):
-        raise SandboxUnavailable("the sandbox server ended the connection", hint=_hint()) from None
+        raise SandboxUnavailable("the sandbox server closed the connection", hint=_hint()) from None
 
 
 async def _ask(**request: Any) -> dict[str, Any]:
     connection = await _connect()
     try:
-        await connection.say(**request)
+        await connection.send_message(**request)
         return await _hear(connection)
     finally:
         connection.close()
 
 
 def _node(host: Host) -> str:
-    """Names this node to a server that several share."""
+    """Return a name for this node on a server that several share."""
     return hashlib.sha256(f"{socket.gethostname()}:{host.directory}".encode()).hexdigest()[:12]
 
 
 @cache
 def _digest(directory: Path) -> str:
-    """Equal for tool directories with the same content; they never change, so it is computed once."""
+    """Return a digest of a tool directory, computed once, since tools never change."""
     digest = hashlib.sha256()
     for path in _walk(directory):
         about = path.lstat()
@@ -282,7 +282,7 @@ def _walk(directory: Path) -> Iterator[Path]:
 
 
 async def _send_tool(connection: Connection, directory: Path) -> None:
-    """Send a directory as a tar archive, written to a pipe by a thread: none of it waits in memory."""
+    """Send a directory as a tar archive, which a thread writes to a pipe, to save memory."""
     reading, writing = os.pipe()
 
     def write() -> None:

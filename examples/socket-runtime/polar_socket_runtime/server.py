@@ -1,6 +1,6 @@
-"""The server: makes sandboxes with bubblewrap for the nodes that connect to its socket.
+"""The server: creates bubblewrap sandboxes for the nodes that connect to its socket.
 
-It needs nothing of a node but that socket: neither its files nor its network.
+It needs only that socket from a node: neither its files nor its network.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from polar.runtimes.supervisor import enter_closed_network
 from polar_socket_runtime.wire import CHUNK, STDERR, STDOUT, Connection, chunks_of, join
 
 LOOK_SECONDS = 0.05
-"""How often the output of a running command is looked at."""
+"""Seconds between checks of a running command's output."""
 
 
 Handler = Callable[["Server", Connection, dict[str, Any]], Coroutine[Any, Any, None]]
@@ -41,7 +41,7 @@ Handler = Callable[["Server", Connection, dict[str, Any]], Coroutine[Any, Any, N
 
 @dataclass
 class Running:
-    """A sandbox, and the node's connections that wait for its agent to talk to the gateway."""
+    """A sandbox, and the node's connections that wait for its agent to contact the gateway."""
 
     sandbox: Sandbox
     to_gateway: asyncio.Queue[Connection] = field(default_factory=asyncio.Queue)
@@ -56,22 +56,22 @@ class Server:
         self._unpacking = asyncio.Lock()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One request of a node."""
+        """Handle one request of a node."""
         connection = Connection(reader, writer)
         try:
-            request = await connection.hear()
+            request = await connection.receive_message()
             handle = self._handlers[request["do"]]
             try:
                 await handle(self, connection, request)
             except SandboxError as error:
                 await connection.fail(error)
         except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # The node is gone, and what it wanted with it.
+            pass  # The node is gone.
         finally:
             connection.close()
 
     async def _check(self, connection: Connection, request: dict[str, Any]) -> None:
-        await connection.say(
+        await connection.send_message(
             unavailable=await BubblewrapRuntime.unavailable(),
             enforcement=dict(await BubblewrapRuntime.enforcement()),
         )
@@ -79,8 +79,8 @@ class Server:
     async def _start(self, connection: Connection, request: dict[str, Any]) -> None:
         name = _name(request)
         await self._fetch_tools(connection, request["tools"])
-        # From here on the node says nothing; that it ends the connection ends the sandbox.
-        ended = asyncio.create_task(connection.over())
+        # From here on the node sends nothing; closing the connection ends the sandbox.
+        ended = asyncio.create_task(connection.wait_closed())
         async with AsyncExitStack() as stack:
             starting = asyncio.create_task(self._begin(name, request, stack))
             await asyncio.wait({starting, ended}, return_when=asyncio.FIRST_COMPLETED)
@@ -90,14 +90,14 @@ class Server:
             if starting.cancelled():
                 return
             sandbox = starting.result()
-            await connection.say(
+            await connection.send_message(
                 workspace=str(sandbox.workspace),
                 home=str(sandbox.home),
                 tmp=str(sandbox.tmp),
                 gateway_url=sandbox.gateway_url,
             )
             await ended
-        await connection.say(stopped=True)
+        await connection.send_message(stopped=True)
 
     async def _begin(self, name: str, request: dict[str, Any], stack: AsyncExitStack) -> Sandbox:
         gateway_port = 0
@@ -129,16 +129,16 @@ class Server:
                 running.to_gateway.get_nowait().close()
 
     async def _fetch_tools(self, connection: Connection, tools: list[list[str]]) -> None:
-        """Have the node send those tool directories that no node has sent before."""
+        """Receive the tool directories that no node has sent before."""
         async with self._unpacking:
             missing = [digest for digest in {digest for digest, _ in tools} if not self._has(digest)]
-            await connection.say(missing=missing)
+            await connection.send_message(missing=missing)
             for digest in missing:
                 await self._unpack(connection, self._tools / digest)
 
     def _has(self, digest: str) -> bool:
         if not digest.isalnum():
-            raise SandboxError(f"{digest!r} is no digest")
+            raise SandboxError(f"{digest!r} is not a digest")
         return (self._tools / digest).is_dir()
 
     async def _unpack(self, connection: Connection, target: Path) -> None:
@@ -163,18 +163,18 @@ class Server:
         outputs = self.host.outputs(name, request["log_name"])
         for output in outputs:
             output.remove()
-        ended = asyncio.create_task(connection.over())
+        ended = asyncio.create_task(connection.wait_closed())
         running = asyncio.create_task(
             sandbox.exec(command, timeout=request["timeout"], log_name=request["log_name"])
         )
         try:
-            result = await _followed(connection, running, ended, outputs)
+            result = await _follow(connection, running, ended, outputs)
         finally:
             for task in (running, ended):
                 task.cancel()
             await asyncio.wait({running, ended})
         if result is not None:
-            await connection.say(
+            await connection.send_message(
                 exit_code=result.exit_code,
                 timed_out=result.timed_out,
                 limits_hit=sorted(result.limits_hit),
@@ -186,40 +186,40 @@ class Server:
         await self._sandbox(request).upload(
             PurePosixPath(request["path"]), data, executable=request["executable"]
         )
-        await connection.say()
+        await connection.send_message()
 
     async def _download(self, connection: Connection, request: dict[str, Any]) -> None:
         path = PurePosixPath(request["path"])
         data = await self._sandbox(request).download(path, max_bytes=request["max_bytes"])
         for chunk in chunks_of(data):
             await connection.send(b"D", chunk)
-        await connection.say()
+        await connection.send_message()
 
     async def _kill(self, connection: Connection, request: dict[str, Any]) -> None:
         await self._sandbox(request).kill()
-        await connection.say()
+        await connection.send_message()
 
     async def _snapshot(self, connection: Connection, request: dict[str, Any]) -> None:
         await self._sandbox(request).snapshot(_name({**request, "name": request["snapshot"]}))
-        await connection.say()
+        await connection.send_message()
 
     async def _discard(self, connection: Connection, request: dict[str, Any]) -> None:
         name = _name({**request, "name": request["snapshot"]})
         await BubblewrapRuntime(BubblewrapRuntime.Options()).discard(name, self.host)
-        await connection.say()
+        await connection.send_message()
 
     async def _reap(self, connection: Connection, request: dict[str, Any]) -> None:
-        """What a node of this name had before: its sandboxes are being stopped, its snapshots go now."""
+        """Remove what an earlier process of this node left: stop its sandboxes, delete its snapshots."""
         for name, running in list(self._running.items()):
             if name.startswith(f"{request['node']}-"):
                 await running.stopped.wait()
         runtime = BubblewrapRuntime(BubblewrapRuntime.Options())
         for path in self.host.snapshots.glob(f"{request['node']}-*"):
             await runtime.discard(path.name, self.host)
-        await connection.say(reaped=0)
+        await connection.send_message(reaped=0)
 
     async def _gateway(self, connection: Connection, request: dict[str, Any]) -> None:
-        """The node waits for the agent's next connection to its gateway."""
+        """Keep the node's connection until the agent contacts the gateway."""
         running = self._running.get(_name(request))
         if running is None:
             raise SandboxError("no such sandbox")
@@ -227,14 +227,14 @@ class Server:
         await connection.writer.wait_closed()
 
     async def _to_gateway(self, name: str, agent: Connection) -> None:
-        """An agent has connected: hand it to a connection that its node keeps waiting."""
+        """Join an agent's connection with one that its node keeps waiting."""
         node = None
         try:
             running = self._running.get(name)
             if running is None:
                 return
             node = await running.to_gateway.get()
-            await node.say(connected=True)
+            await node.send_message(connected=True)
             await join(agent, node)
         except ConnectionError:
             return
@@ -246,7 +246,7 @@ class Server:
     def _sandbox(self, request: dict[str, Any]) -> Sandbox:
         running = self._running.get(_name(request))
         if running is None:
-            raise SandboxError(f"there is no sandbox {request['name']!r} any more")
+            raise SandboxError(f"sandbox {request['name']!r} has ended")
         return running.sandbox
 
     _handlers: ClassVar[dict[str, Handler]] = {
@@ -264,20 +264,20 @@ class Server:
 
 
 def _name(request: dict[str, Any]) -> str:
-    """What a node's sandbox or snapshot is called here, where other nodes have some too."""
+    """Return the name of a node's sandbox or snapshot on this server."""
     name = f"{request['node']}-{request['name']}"
     if "/" in name or "\0" in name:
-        raise SandboxError(f"{name!r} cannot be a name")
+        raise SandboxError(f"{name!r} is not a valid name")
     return name
 
 
-async def _followed(
+async def _follow(
     connection: Connection,
     running: asyncio.Task[ExecResult],
     ended: asyncio.Task[None],
     outputs: tuple[Output, Output],
 ) -> ExecResult | None:
-    """Send a command's output while it runs; its result, or None if the node is gone."""
+    """Send a command's output while it runs; return its result, or None if the node is gone."""
     sent = [0, 0]
 
     async def send_new() -> None:
@@ -314,7 +314,7 @@ async def _serve(path: Path, directory: Path) -> None:
     await BubblewrapRuntime.reap(Host(directory))
     server = Server(directory)
     path.unlink(missing_ok=True)
-    mask = os.umask(0o077)  # Whoever may connect may run programs here.
+    mask = os.umask(0o077)  # Anyone who can connect can run programs here.
     listening = await asyncio.start_unix_server(server.serve, path)
     os.umask(mask)
     print(f"serving sandboxes at {path}", flush=True)
@@ -327,8 +327,8 @@ async def _serve(path: Path, directory: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--socket", type=Path, required=True, help="where nodes connect; only its owner may")
-    parser.add_argument("--directory", type=Path, required=True, help="where sandboxes are made")
+    parser.add_argument("--socket", type=Path, required=True, help="socket for nodes, for its owner only")
+    parser.add_argument("--directory", type=Path, required=True, help="directory of the sandboxes")
     parser.add_argument(
         "--own-network", action="store_true", help="leave the host's network: the socket is the only way out"
     )

@@ -1,8 +1,8 @@
-"""What client and server say to each other: frames over a Unix socket, one request for each connection.
+"""The protocol of client and server: frames over a Unix socket, one request per connection.
 
 A frame is a kind (one byte), a length (four bytes) and that many bytes. A connection begins with a MESSAGE
-that says what is wanted. Bodies follow as DATA frames, the last of them empty. Ending a connection calls
-its request off, so nothing outlives a client that died.
+that describes the request. Bodies follow as DATA frames, the last of them empty. Closing a connection cancels
+its request, so nothing outlives a client that died.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class Connection:
         self.writer.write(_HEAD.pack(kind, len(data)) + data)
         await self.writer.drain()
 
-    async def say(self, **message: Any) -> None:
+    async def send_message(self, **message: Any) -> None:
         await self.send(MESSAGE, json.dumps(message).encode())
 
     async def fail(self, error: SandboxError) -> None:
         kind = next(it.__name__ for it in type(error).__mro__ if it.__name__ in _ERRORS)
-        await self.say(error=kind, message=error.message, hint=error.hint)
+        await self.send_message(error=kind, message=error.message, hint=error.hint)
 
     async def send_body(self, chunks: Iterable[bytes]) -> None:
         for chunk in chunks:
@@ -56,33 +56,33 @@ class Connection:
         await self.send(DATA, b"")
 
     async def receive(self) -> tuple[bytes, bytes]:
-        """The next frame; asyncio.IncompleteReadError once the other side is gone."""
+        """Return the next frame; raise asyncio.IncompleteReadError once the other side has closed."""
         kind, length = _HEAD.unpack(await self.reader.readexactly(_HEAD.size))
         if length > MAX_FRAME:
-            raise SandboxError("a frame that is too long")
+            raise SandboxError("received a frame that is too long")
         return kind, await self.reader.readexactly(length)
 
-    async def hear(self) -> dict[str, Any]:
-        """The next message; raises the error that it tells of."""
+    async def receive_message(self) -> dict[str, Any]:
+        """Return the next message, or raise the error in it."""
         kind, data = await self.receive()
         if kind != MESSAGE:
-            raise SandboxError(f"a frame of kind {kind!r} where a message was expected")
-        return understood(data)
+            raise SandboxError(f"received a frame of kind {kind!r} instead of a message")
+        return parse_message(data)
 
     async def body(self) -> AsyncIterator[bytes]:
         while (data := (await self.receive())[1]) != b"":
             yield data
 
-    async def over(self) -> None:
-        """Wait until the other side has ended the connection."""
+    async def wait_closed(self) -> None:
+        """Wait until the other side has closed the connection."""
         try:
             while await self.reader.read(CHUNK):
                 pass
         except OSError:
             return
 
-    def hang_up(self) -> None:
-        """Say that nothing more is wanted; what the other side still says can be heard."""
+    def close_sending(self) -> None:
+        """Close the sending side; the other side's remaining messages can still be received."""
         try:
             self.writer.write_eof()
         except OSError:
@@ -92,7 +92,7 @@ class Connection:
         self.writer.close()
 
 
-def understood(data: bytes) -> dict[str, Any]:
+def parse_message(data: bytes) -> dict[str, Any]:
     message: dict[str, Any] = json.loads(data)
     if "error" in message:
         raise _ERRORS[message["error"]](message["message"], hint=message["hint"])
@@ -104,7 +104,7 @@ def chunks_of(data: bytes) -> Iterable[bytes]:
 
 
 async def join(one: Connection, other: Connection) -> None:
-    """Carry bytes in both directions until both have ended; a broken connection is an end too."""
+    """Forward bytes in both directions until both have ended; a broken connection counts as an end."""
     async with asyncio.TaskGroup() as both:
         both.create_task(_copy(one, other))
         both.create_task(_copy(other, one))
@@ -115,6 +115,6 @@ async def _copy(source: Connection, target: Connection) -> None:
         while data := await source.reader.read(CHUNK):
             target.writer.write(data)
             await target.writer.drain()
-        target.hang_up()
+        target.close_sending()
     except OSError:
         target.close()

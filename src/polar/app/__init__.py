@@ -1,1 +1,1 @@
-"""What one command runs: whole systems started, used and ended together."""
+"""What each command runs: whole systems, started, used and stopped together."""

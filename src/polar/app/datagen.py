@@ -1,4 +1,4 @@
-"""`polar generate`: a taskset rolled out, resumable at any point, written as a dataset, pushed to the hub."""
+"""`polar generate`: rolls out a taskset, resumably, writes it as a dataset and pushes it to the hub."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from polar.app.own_system import ServerAddress
-from polar.app.rollouts import RolledOut, identified, retry_of, roll_out
+from polar.app.rollouts import RolledOut, may_be_retried, retry_of, roll_out, with_stable_id
 from polar.app.stack import Say
 from polar.client import AsyncClient, Client
 from polar.errors import Conflict, Forbidden, InvalidInput, PolarError, Unavailable
@@ -35,30 +35,29 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LINE_SECONDS = 10.0
-"""How often a line is printed where no terminal shows a bar."""
+"""Seconds between lines if no terminal shows a progress bar."""
 
 
 def plan(tasks: Iterable[TaskSpec], run: str = "") -> dict[str, TaskSpec]:
-    """What is submitted for each task, by its id in the taskset."""
-    return {task.id: identified(task, run) for task in tasks}
+    """Return the task to submit for each task of the taskset, by its id there."""
+    return {task.id: with_stable_id(task, run) for task in tasks}
 
 
 @dataclass(slots=True)
 class DatasetGeneration:
-    """One run over a plan. The server keeps its results; here they are only counted."""
+    """One run over a plan. The server stores its results; here they are only counted."""
 
     plan: Mapping[str, TaskSpec]
     accept: Condition
     retries: int
-    at_once: int
-    """Tasks in flight."""
+    concurrency: int
     tally: Tally = field(init=False)
 
     def __post_init__(self) -> None:
         self.tally = Tally(sum(task.samples for task in self.plan.values()))
 
     async def run(self, client: AsyncClient, changed: Callable[[], None] = lambda: None) -> None:
-        """Run until every sample of every task has ended; `changed` is called when the tally has changed."""
+        """Run until every sample of every task has ended; `changed` is called when the tally changes."""
         names = {task.id: name for name, task in self.plan.items()}
 
         def ended(session: RolledOut) -> None:
@@ -67,7 +66,7 @@ class DatasetGeneration:
 
         tasks = list(self.plan.values())
         await roll_out(
-            client, tasks, ended, at_once=self.at_once, retries=self.retries, with_recordings=False
+            client, tasks, ended, concurrency=self.concurrency, retries=self.retries, with_recordings=False
         )
 
     def _is_accepted(self, name: str, session: RolledOut) -> bool:
@@ -79,30 +78,29 @@ class DatasetGeneration:
             return False
 
     def sessions(self, client: Client) -> Iterator[TaskSessions]:
-        """What has ended by now, in the order of the plan, read from the server a task at a time."""
+        """Yield the sessions that have ended, in the order of the plan, reading one task at a time."""
         for name, task in self.plan.items():
-            results = [self._last(client, task, result) for result in _ended(client, task.id)]
+            results = [self._last(client, task, result) for result in _all_results(client, task.id)]
             if results:
                 results.sort(key=lambda result: result.sample)
-                yield TaskSessions(name, task.harness.name, task.metadata, _read(client, results))
+                yield TaskSessions(name, task.harness.name, task.metadata, _read_recordings(client, results))
 
     def _last(self, client: Client, task: TaskSpec, result: SessionResult) -> SessionResult:
-        """The result of a sample after all retries that have ended by now."""
         sample = result.sample
         for number in range(1, self.retries + 1):
-            if result.status is not SessionStatus.FAILED:
+            if not may_be_retried(task, result):
                 break
-            for later in _ended(client, retry_of(task, sample, number).id):
+            for later in _all_results(client, retry_of(task, sample, number).id):
                 result = later.model_copy(update={"sample": sample})
         return result
 
 
-def _ended(client: Client, task_id: str) -> list[SessionResult]:
-    """All results of a task, however stale: a dataset keeps the version of each token."""
+def _all_results(client: Client, task_id: str) -> list[SessionResult]:
+    """Return all results of a task, however stale: a dataset records the version of each token."""
     return [result for page in client.result_pages([task_id]) for result in page.results]
 
 
-def _read(client: Client, results: Iterable[SessionResult]) -> Iterator[EndedSession]:
+def _read_recordings(client: Client, results: Iterable[SessionResult]) -> Iterator[EndedSession]:
     for result in results:
         recording = decode(client.recording(result.session_id)) if result.has_recording else None
         yield EndedSession(result, recording)
@@ -115,17 +113,14 @@ async def generate(
     options: Options,
     console: Console,
 ) -> Written:
-    """Run the generation and write its dataset; cancelled, write what there is first.
-
-    `options` are those that the dataset's card names.
-    """
+    """Run the generation and write its dataset; on cancellation, first write what has ended."""
     try:
         async with AsyncClient(server.url, server.token) as client:
-            with shown(generation.tally, console) as changed:
+            with show_tally(generation.tally, console) as changed:
                 await generation.run(client, changed)
     except asyncio.CancelledError:
         await _write(generation, server, out, options)
-        console.print("the dataset holds what has ended; the same command goes on from here")
+        console.print("the dataset contains the sessions that have ended; run the same command to continue")
         raise
     return await _write(generation, server, out, options)
 
@@ -134,7 +129,7 @@ async def _write(
     generation: DatasetGeneration, server: ServerAddress, out: Path, options: Options
 ) -> Written:
     def write() -> Written:
-        # In a thread: the server that is read from may run on this very loop.
+        # In a thread, because the server may run on this event loop.
         with Client(server.url, server.token) as client:
             return write_dataset(generation.sessions(client), out, generation.accept)
 
@@ -145,15 +140,16 @@ async def _write(
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of ended sessions; a session that is tried again counts once, as it ends at last."""
+    """Counts of ended sessions; a retried session counts once, by its last attempt."""
 
     wanted: int
+    """All samples, and the branches that have ended."""
     ended: int = 0
     accepted: int = 0
     failed: int = 0
     retried: int = 0
     found: int = 0
-    """Ended sessions that had ended before this run began."""
+    """The number of ended sessions that had ended before this run."""
     sampled_tokens: int = 0
     clock: Callable[[], float] = time.monotonic
     _began: float = field(init=False)
@@ -163,6 +159,8 @@ class Tally:
 
     def add(self, session: RolledOut, *, is_accepted: bool) -> None:
         self.ended += 1
+        # How many branches a task gets is known once they are there.
+        self.wanted += session.result.sample >= session.task.samples
         self.accepted += is_accepted
         self.failed += session.result.status is SessionStatus.FAILED
         self.found += session.was_found
@@ -175,7 +173,7 @@ class Tally:
 
     @property
     def per_minute(self) -> float:
-        """Sessions that this run has ended; what an earlier run did says nothing of the speed."""
+        """Sessions per minute that this run has ended, without those of earlier runs."""
         return 60 * (self.ended - self.found) / self.seconds
 
     @property
@@ -205,13 +203,13 @@ class Tally:
 
 
 @contextmanager
-def shown(tally: Tally, console: Console) -> Iterator[Callable[[], None]]:
-    """Show the tally while the body runs; it calls what it is given after every change."""
+def show_tally(tally: Tally, console: Console) -> Iterator[Callable[[], None]]:
+    """Show the tally during the block; the yielded function must be called after every change."""
     if console.is_terminal:
         columns = (TextColumn("generating"), BarColumn(), TextColumn("{task.fields[line]}", markup=False))
         with Progress(*columns, console=console) as progress:
             bar = progress.add_task("", total=tally.wanted, line=tally.line())
-            yield lambda: progress.update(bar, completed=tally.ended, line=tally.line())
+            yield lambda: progress.update(bar, completed=tally.ended, total=tally.wanted, line=tally.line())
         return
     printed = tally.clock()
 
@@ -226,21 +224,19 @@ def shown(tally: Tally, console: Console) -> Iterator[Callable[[], None]]:
 
 
 FILES = (CARD, *(table.file for table in Table))
-"""All that is ever pushed: no recordings, logs, state or keys, whatever else a directory holds."""
-_TOKENS = "set HF_TOKEN, or run `hf auth login`; https://huggingface.co/settings/tokens makes one that writes"
+"""The only files that are pushed: never recordings, logs, state or keys."""
+_TOKENS = "set HF_TOKEN to a token from https://huggingface.co/settings/tokens, or run `hf auth login`"
 
 
 @dataclass(frozen=True, slots=True)
 class HubDataset:
-    """A dataset repository, and whether others must not see it."""
-
     name: str
-    """OWNER/NAME."""
+    """The name as OWNER/NAME."""
     private: bool
 
     @classmethod
-    def checked(cls, name: str, *, private: bool) -> HubDataset:
-        """Say before anything is generated what would keep it from being pushed, as far as is known here."""
+    def check(cls, name: str, *, private: bool) -> HubDataset:
+        """Check, before anything is generated, what would prevent a push, as far as can be known here."""
         from huggingface_hub import get_token
         from huggingface_hub.utils import HFValidationError, validate_repo_id
 
@@ -251,27 +247,27 @@ class HubDataset:
         if "/" not in name:
             raise InvalidInput(f"--push-to-hub {name}: must be OWNER/NAME")
         if get_token() is None:
-            raise InvalidInput("--push-to-hub: there is no token for the hub", hint=_TOKENS)
+            raise InvalidInput("--push-to-hub: no Hugging Face token found", hint=_TOKENS)
         return cls(name, private)
 
     def push(self, directory: Path, say: Say) -> None:
-        """Bring the repository to what the directory holds, made if it is missing."""
+        """Update the repository to the content of the directory, creating it if it is missing."""
         from huggingface_hub import CommitOperationAdd, HfApi
         from huggingface_hub.utils import disable_progress_bars
 
         if not sys.stderr.isatty():
             disable_progress_bars()
         api = HfApi()
-        with _explained(self.name, f"the dataset is in {directory}, and the same command pushes it"):
-            private = self.private or None  # None: as the owner has it for new ones
+        with _hub_errors(self.name, f"the dataset is in {directory}; run the same command to push it"):
+            private = self.private or None  # None keeps the owner's default
             url = api.create_repo(self.name, repo_type="dataset", private=private, exist_ok=True)
             if self.private and not api.repo_info(self.name, repo_type="dataset").private:
-                raise Conflict(f"{url} is public", hint="make it private in its settings, or name another")
+                raise Conflict(f"{url} is public", hint="make it private in its settings, or choose another")
             there = api.get_paths_info(self.name, list(FILES), repo_type="dataset")
             stored = {file.path: file for file in there}
             changed = [name for name in FILES if not _is_as_stored(directory / name, stored.get(name))]
             if not changed:
-                say(f"{url} has all of it already")
+                say(f"{url} is up to date")
                 return
             size = sum((directory / name).stat().st_size for name in changed)
             say(f"pushing {', '.join(changed)} ({size / 1e6:.1f} MB)")
@@ -281,11 +277,11 @@ class HubDataset:
                 commit_message="Write the dataset with polar generate",
                 repo_type="dataset",
             )
-            say(f"{url} has the dataset now")
+            say(f"pushed to {url}")
 
 
 def _is_as_stored(file: Path, stored: RepoFile | RepoFolder | None) -> bool:
-    """Whether a file is the one that the hub has: it tells the digest of a large file, else git's own."""
+    """Whether a file equals the hub's, which has the digest of large files and git's for others."""
     from huggingface_hub.hf_api import RepoFile
 
     if not isinstance(stored, RepoFile):
@@ -298,8 +294,7 @@ def _is_as_stored(file: Path, stored: RepoFile | RepoFolder | None) -> bool:
 
 
 @contextmanager
-def _explained(name: str, kept: str) -> Iterator[None]:
-    """Whatever the hub's client raises (its transports have errors of their own) as what to do about it."""
+def _hub_errors(name: str, kept: str) -> Iterator[None]:
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
@@ -311,10 +306,10 @@ def _explained(name: str, kept: str) -> Iterator[None]:
         log.warning("pushing to %s failed", name, exc_info=True)
         match error.response.status_code if isinstance(error, HfHubHTTPError) else None:
             case 401:
-                raise Forbidden(f"the hub does not take the token; {kept}", hint=_TOKENS) from error
+                raise Forbidden(f"the hub rejected the token; {kept}", hint=_TOKENS) from error
             case 403 | 404:
-                hint = f"name a repository of yours, or {_TOKENS}"
+                hint = f"choose a repository of yours, or {_TOKENS}"
                 raise Forbidden(f"the token may not write to {name} on the hub; {kept}", hint=hint) from error
             case _:
                 said = " ".join(str(error).split()) or type(error).__name__
-                raise Unavailable(f"the hub cannot be written to ({said}); {kept}") from error
+                raise Unavailable(f"cannot write to the hub ({said}); {kept}") from error

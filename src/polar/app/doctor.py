@@ -1,4 +1,4 @@
-"""Whether this machine and its engine can do what Polar needs, and how to mend what they cannot."""
+"""Checks whether this machine and its engine meet Polar's needs, and says how to fix what does not."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from pathlib import Path
 import httpx
 from tokenizers import Tokenizer
 
-from polar.app.stack import PROBE, Say, connected, renderer_of
+from polar.app.stack import PROBE, Say, connect_engine, renderer_of
 from polar.assets.cache import without_making
 from polar.assets.node import NODE_VERSION, node
 from polar.config import plugins
 from polar.config.settings import EngineSettings, NodeSettings, Settings, cache_dir, load_settings
 from polar.engines.base import Engine, EngineError, GenerateRequest, Mode, ModelInfo
 from polar.engines.embedded.weights import is_cached
-from polar.engines.process import vllm_program
+from polar.engines.process import on_this_machine, vllm_program
 from polar.errors import InvalidInput, NotInstalled, PolarError
 from polar.harnesses.base import Harness
 from polar.models.chat import Message, Role, Sampling
@@ -35,58 +35,53 @@ from polar.rendering.base import Renderer
 from polar.rendering.template_renderer import TEMPLATE
 from polar.rendering.tokenizer import read_tokenizer
 from polar.runtimes.base import Runtime
-from polar.telemetry.readings import shown
+from polar.telemetry.readings import without_credentials
 
 LEAST_PYTHON = (3, 11)
 GIB = 1 << 30
 LEAST_MEMORY, ENOUGH_MEMORY = GIB // 2, 2 * GIB
-"""One session of a small harness, and a few of them with the embedded engine."""
+"""Enough for one session of a small harness, and for a few with the embedded engine."""
 LEAST_DISK, ENOUGH_DISK = GIB, 10 * GIB
 ENOUGH_FILES = 4096
-"""A session takes about ten: its connections, its logs, its sandbox."""
+"""A session needs about ten: connections, logs, sandbox."""
 
 QUESTION = "Write one line of Python that prints the numbers 1, 22 and 333, then say why it works."
 SAMPLE_TOKENS = 48
 
 _RENDERING = ("tokenizers", "jinja2", "renderers")
 _VERSION_PAGES = {"vllm": "/version", "sglang": "/get_server_info"}
-"""Engine kind → where its server says its version."""
 _WEIGHT_SIGNS = {
     "vllm": ("/is_paused", "", "start vLLM with VLLM_SERVER_DEV_MODE=1"),
     "sglang": ("/openapi.json", "/update_weights_from_disk", "start a current SGLang"),
 }
-"""Engine kind → a page of servers that take other weights, what stands on it, and how to have it."""
+"""For each kind of engine: a path of servers that accept weights, text expected there, and the fix."""
 _WEAKER = ("watched", "not ", "copied")
-"""How the words begin that say a bound is kept less strictly, or more slowly, than the kernel would."""
-_MEND = (
-    "give Polar a control group of its own that it may write (systemd: Delegate=yes; docker: --privileged or"
-    " --cgroupns=private with a writable /sys/fs/cgroup) and the right to mount; see docs/sandboxes.md"
+"""Prefixes of descriptions of limits that are enforced less strictly or more slowly than by the kernel."""
+_LIMITS_FIX = (
+    "give Polar a writable control group of its own (systemd: Delegate=yes; docker: --privileged or"
+    " --cgroupns=private with a writable /sys/fs/cgroup) and permission to mount; see docs/sandboxes.md"
 )
-_FETCHED = "nothing, if PyPI and npm's registry can be reached when a task names it first"
+_FETCHED = "nothing, if PyPI and npm's registry are reachable when a task first uses it"
 
 
 class Severity(StrEnum):
     OK = "ok"
     WARNING = "warning"
-    """It works, but less well than it could, or something that not everybody needs does not."""
+    """It works, but not as well as it could, or something that not everybody needs is missing."""
     PROBLEM = "problem"
     """Sessions will fail."""
 
 
 class Finding(Frozen):
-    """One thing that was checked."""
-
     area: str
     name: str
     level: Severity
     detail: str
     fix: str | None = None
-    """What to do; None where there is nothing to be done."""
+    """What to do; None if there is nothing to do."""
 
 
 class Area:
-    """Names the findings of one area."""
-
     def __init__(self, name: str) -> None:
         self.name = name
 
@@ -99,8 +94,8 @@ class Area:
     def problem(self, name: str, detail: str, fix: str | None = None) -> Finding:
         return Finding(area=self.name, name=name, level=Severity.PROBLEM, detail=detail, fix=fix)
 
-    async def examined(self, name: str, check: Callable[[], Awaitable[Finding]]) -> Finding:
-        """What a check finds; an error that keeps it from checking is a problem itself."""
+    async def run_check(self, name: str, check: Callable[[], Awaitable[Finding]]) -> Finding:
+        """Run a check; an error that prevents it is itself a problem."""
         try:
             return await check()
         except PolarError as error:
@@ -111,7 +106,7 @@ MACHINE, SANDBOXES, HARNESSES, ENGINE = map(Area, ("machine", "sandboxes", "harn
 
 
 async def findings(settings: Settings) -> AsyncIterator[Finding]:
-    """Everything but the settings themselves and the engine."""
+    """Yield all findings except those about settings and engine."""
     for finding in machine_findings(settings):
         yield finding
     async for finding in sandbox_findings(settings.node):
@@ -120,8 +115,7 @@ async def findings(settings: Settings) -> AsyncIterator[Finding]:
         yield await harness_finding(name)
 
 
-def settings_found(path: Path | None) -> tuple[Settings, Finding]:
-    """The settings, or the defaults in the place of those that are wrong."""
+def check_settings(path: Path | None) -> tuple[Settings, Finding]:
     try:
         settings = load_settings(path)
     except InvalidInput as error:
@@ -137,10 +131,11 @@ def machine_findings(settings: Settings) -> Iterator[Finding]:
     yield _disk("disk for downloads", cache_dir())
     yield _open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     yield from _ports(settings)
-    if settings.engine.is_embedded:
-        yield _embedded_engine(settings.engine.model)
-    elif settings.engine.client == "vllm" and not settings.engine.urls:
-        yield _own_vllm(settings.engine)
+    engine = on_this_machine(settings.engine, lambda _step: None)
+    if engine.is_embedded:
+        yield _embedded_engine(engine.model)
+    elif engine.client == "vllm" and not engine.urls:
+        yield _own_vllm(engine)
 
 
 def _python() -> Finding:
@@ -148,7 +143,7 @@ def _python() -> Finding:
     if sys.version_info < LEAST_PYTHON:
         return MACHINE.problem("python", version, "use Python 3.11 or newer")
     if sys.platform != "linux":
-        return MACHINE.warning("python", version, "sandboxes need Linux; elsewhere use containers")
+        return MACHINE.warning("python", version, "sandboxes require Linux; elsewhere, use containers")
     return MACHINE.ok("python", version)
 
 
@@ -157,8 +152,10 @@ def _node() -> Finding:
         with without_making():
             return MACHINE.ok("node.js", f"{NODE_VERSION} in {node()}")
     except NotInstalled:
-        detail = f"{NODE_VERSION} is not fetched yet; harnesses that need it bring it along"
-        return MACHINE.warning("node.js", detail, "reach PyPI when such a harness runs first")
+        detail = f"{NODE_VERSION} is not downloaded yet; it comes with the first harness that needs it"
+        return MACHINE.warning(
+            "node.js", detail, "make sure that PyPI is reachable when such a harness first runs"
+        )
 
 
 def _memory(meminfo: Path) -> Finding:
@@ -166,14 +163,14 @@ def _memory(meminfo: Path) -> Finding:
         lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
         available = int(lines["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):
-        return MACHINE.warning("memory", "this system does not say how much is free")
+        return MACHINE.warning("memory", "the free memory of this system is unknown")
     return _amount("memory", available, "free", LEAST_MEMORY, ENOUGH_MEMORY, "lower node.run_slots")
 
 
 def _disk(name: str, directory: Path) -> Finding:
     existing = next(place for place in (directory, *directory.parents) if place.exists())
     free = shutil.disk_usage(existing).free
-    advice = "free some (server.keep_recordings_days), or set data_dir or $POLAR_CACHE to another place"
+    advice = "free some (server.keep_recordings_days), or move data_dir or $POLAR_CACHE"
     return _amount(name, free, f"free at {directory}", LEAST_DISK, ENOUGH_DISK, advice)
 
 
@@ -205,9 +202,11 @@ def _ports(settings: Settings) -> Iterator[Finding]:
         if taken is None:
             yield MACHINE.ok(name, f"{host}:{port} is free")
         elif name == "server port" and _is_ours(settings.data_dir, port):
-            yield MACHINE.ok(name, f"{host}:{port} is the server that runs here")
+            yield MACHINE.ok(name, f"{host}:{port} is used by the server running here")
         else:
-            yield MACHINE.problem(name, f"{host}:{port}: {taken}", f"set {setting} to another, 0 for any")
+            yield MACHINE.problem(
+                name, f"{host}:{port}: {taken}", f"set {setting} to another port, or 0 for a free one"
+            )
 
 
 def _why_taken(host: str, port: int) -> str | None:
@@ -236,10 +235,10 @@ def _own_vllm(settings: EngineSettings) -> Finding:
 
 def _embedded_engine(model: str) -> Finding:
     if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
-        fix = "pip install 'polar-rl[engine]', or name a running engine with engine.url"
+        fix = "pip install 'polar-rl[engine]', or set engine.url to a running engine"
         return MACHINE.problem("embedded engine", "torch or transformers is not installed", fix)
     if not is_cached(model):
-        return MACHINE.warning("embedded engine", f"the weights of {model} are fetched at the first start")
+        return MACHINE.warning("embedded engine", f"the weights of {model} are downloaded at first start")
     return MACHINE.ok("embedded engine", f"will serve {model}")
 
 
@@ -252,7 +251,7 @@ async def sandbox_findings(settings: NodeSettings) -> AsyncIterator[Finding]:
             yield _unavailable(name, reason, is_used=is_used)
             continue
         yield SANDBOXES.ok(
-            name, "works" if is_used else f"works; tasks may name it if {name} is in node.runtimes"
+            name, "works" if is_used else f"works; add {name} to node.runtimes to let tasks use it"
         )
         if is_used and (kept := dict(await runtime.enforcement())):
             yield _bounds(name, kept)
@@ -260,15 +259,15 @@ async def sandbox_findings(settings: NodeSettings) -> AsyncIterator[Finding]:
 
 def _unavailable(name: str, reason: str, *, is_used: bool) -> Finding:
     if not is_used:
-        fix = f"nothing, unless tasks need it: then mend that, and add {name} to node.runtimes"
+        fix = f"nothing, unless tasks need it: then fix this and add {name} to node.runtimes"
         return SANDBOXES.warning(name, f"not available: {reason}", fix)
-    return SANDBOXES.problem(name, reason, f"mend that, or take {name} out of node.runtimes")
+    return SANDBOXES.problem(name, reason, f"fix this, or remove {name} from node.runtimes")
 
 
 def _bounds(name: str, kept: dict[str, str]) -> Finding:
     detail = "; ".join(f"{what}: {how}" for what, how in kept.items())
     if any(how.startswith(_WEAKER) for how in kept.values()):
-        return SANDBOXES.warning(f"{name} limits", detail, _MEND)
+        return SANDBOXES.warning(f"{name} limits", detail, _LIMITS_FIX)
     return SANDBOXES.ok(f"{name} limits", detail)
 
 
@@ -276,8 +275,8 @@ async def harness_finding(name: str) -> Finding:
     try:
         harness: Harness = plugins.create("harnesses", "harness", Component(name=name))
     except PolarError as error:
-        # Some harnesses have options without which they mean nothing.
-        return HARNESSES.ok(name, f"needs options in the task: {error.message}")
+        # Some harnesses have required options.
+        return HARNESSES.ok(name, f"requires options in the task: {error.message}")
     try:
         with without_making():
             installation = await harness.install()
@@ -289,9 +288,9 @@ async def harness_finding(name: str) -> Finding:
 
 
 async def engine_findings(settings: Settings, say: Say) -> AsyncIterator[Finding]:
-    """Look at the engine that the settings name; where they name none, one is started for it."""
+    """Check the engine that the settings name, or one started for the purpose."""
     try:
-        async with connected(settings, say) as engine:
+        async with connect_engine(settings, say) as engine:
             async for finding in _engine_findings(settings, engine):
                 yield finding
     except PolarError as error:
@@ -305,12 +304,12 @@ async def _engine_findings(settings: Settings, engine: Engine) -> AsyncIterator[
     modes = plugins.load("engines", settings.engine.client).modes
     if Mode.TOKENS not in modes:
         yield ENGINE.warning(
-            "tokens", "text only: sessions are recorded and never trainable", "use vLLM or SGLang to train"
+            "tokens", "text only: sessions are recorded but never trainable", "use vLLM or SGLang to train"
         )
         return
-    yield await ENGINE.examined("tokens", lambda: _checked(engine, Mode.TOKENS))
-    yield await ENGINE.examined("chat", lambda: _checked(engine, Mode.CHAT))
-    yield await ENGINE.examined("logprobs", lambda: _logprobs(engine))
+    yield await ENGINE.run_check("tokens", lambda: _check_mode(engine, Mode.TOKENS))
+    yield await ENGINE.run_check("chat", lambda: _check_mode(engine, Mode.CHAT))
+    yield await ENGINE.run_check("logprobs", lambda: _logprobs(engine))
     yield await _weights(settings)
     yield await _versions(settings)
     is_named = "model" in settings.engine.model_fields_set or not settings.engine.urls
@@ -321,26 +320,24 @@ async def _engine_findings(settings: Settings, engine: Engine) -> AsyncIterator[
         fix = f"{error.hint or ''} (without it the engine renders: engine.mode chat)".strip()
         yield ENGINE.warning("renderer", f"none, so the mode is chat: {error.message}", fix)
         return
-    yield ENGINE.ok("renderer", _chosen(settings.engine, renderer))
-    async for finding in _rendered(engine, model, renderer, directory):
+    yield ENGINE.ok("renderer", _describe_renderer(settings.engine, renderer))
+    async for finding in _renderer_findings(engine, model, renderer, directory):
         yield finding
 
 
-def _chosen(settings: EngineSettings, renderer: Renderer) -> str:
-    """The mode, what renders and why, and how calls are read."""
-    mode = "chat, as engine.mode says; tokens would be rendered by" if settings.mode == "chat" else "tokens:"
+def _describe_renderer(settings: EngineSettings, renderer: Renderer) -> str:
+    mode = "chat (set by engine.mode); tokens mode would use" if settings.mode == "chat" else "tokens:"
     if settings.renderer is not None:
-        why = "as engine.renderer says"
+        why = "set by engine.renderer"
     elif renderer.name.startswith(TEMPLATE):
         why = "the model's own chat template, proved turn by turn"
     else:
-        why = "it gives the ids of the model's chat template"
+        why = "it produces the ids of the model's chat template"
     calls = renderer.call_form or "none: the template shows no tools"
     return f"mode {mode} {renderer.name} ({why}); calls: {calls}; earlier thoughts: {settings.history}"
 
 
 async def _versions(settings: Settings) -> Finding:
-    """Of the packages that render, and of the servers that say theirs."""
     found = [f"{name} {version(name)}" for name in _RENDERING if importlib.util.find_spec(name)]
     page = _VERSION_PAGES.get(settings.engine.client)
     async with httpx.AsyncClient(timeout=10.0) as http:
@@ -354,34 +351,34 @@ async def _versions(settings: Settings) -> Finding:
 
 
 async def _logprobs(engine: Engine) -> Finding:
-    """As the checks before have found out, where the engine does not say."""
+    """Report the kind of logprobs, which earlier checks found out if the engine does not say."""
     mode = (await engine.model_info()).logprobs_mode
     if mode == PROCESSED:
-        return ENGINE.ok("logprobs", "of the distribution that tokens are sampled from")
-    known = "taken before temperature" if mode == RAW else "of a distribution that it does not show"
+        return ENGINE.ok("logprobs", "from the distribution that tokens are sampled from")
+    known = "computed before temperature" if mode == RAW else "from an unknown distribution"
     fix = "start vLLM with --logprobs-mode processed_logprobs, or train at temperature 1"
-    return ENGINE.warning("logprobs", f"{known}: at a temperature other than 1 nothing is trained", fix)
+    return ENGINE.warning("logprobs", f"{known}: sessions at temperatures other than 1 are not trained", fix)
 
 
-async def _checked(engine: Engine, mode: Mode) -> Finding:
+async def _check_mode(engine: Engine, mode: Mode) -> Finding:
     await engine.check(mode)
     return ENGINE.ok(mode.value, "token ids and logprobs come with every answer")
 
 
 async def _weights(settings: Settings) -> Finding:
-    """By what a server shows: nothing is paused or loaded to find out."""
+    """Check for weight updates by what a server shows, without pausing or loading anything."""
     path, sign, fix = _WEIGHT_SIGNS.get(settings.engine.client, ("", "", "use vLLM or SGLang to train"))
     key = settings.engine.api_key
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     async with httpx.AsyncClient(timeout=10.0, headers=headers) as http:
         lacking = [
-            shown(url)
+            without_credentials(url)
             for url in settings.engine.urls
             if not await _shows(http, f"{url.removesuffix('/v1')}{path}", sign)
         ]
     if lacking:
-        return ENGINE.warning("weight updates", f"not taken by {', '.join(lacking)}", fix)
-    return ENGINE.ok("weight updates", "taken while sessions run")
+        return ENGINE.warning("weight updates", f"not supported by {', '.join(lacking)}", fix)
+    return ENGINE.ok("weight updates", "supported while sessions run")
 
 
 async def _shows(http: httpx.AsyncClient, url: str, sign: str) -> bool:
@@ -392,13 +389,13 @@ async def _shows(http: httpx.AsyncClient, url: str, sign: str) -> bool:
     return answer.status_code == 200 and sign in answer.text
 
 
-async def _rendered(
+async def _renderer_findings(
     engine: Engine, model: ModelInfo, renderer: Renderer, directory: Path
 ) -> AsyncIterator[Finding]:
     tokenizer = read_tokenizer(directory / "tokenizer.json")
-    yield await ENGINE.examined("tokenizer", lambda: _same_tokenizer(engine, model, tokenizer, directory))
+    yield await ENGINE.run_check("tokenizer", lambda: _same_tokenizer(engine, model, tokenizer, directory))
     try:
-        ids, pieces = await _sampled(engine, renderer)
+        ids, pieces = await _sample(engine, renderer)
     except EngineError as error:
         yield ENGINE.problem("streaming", error.message, error.hint)
         return
@@ -409,15 +406,14 @@ async def _rendered(
 async def _same_tokenizer(engine: Engine, model: ModelInfo, tokenizer: Tokenizer, directory: Path) -> Finding:
     theirs = await engine.tokenize(PROBE)
     if theirs is None:
-        return ENGINE.warning("tokenizer", f"that it is the one of {model.name} is taken on trust")
+        return ENGINE.warning("tokenizer", f"cannot be compared; assumed to be that of {model.name}")
     if theirs != tokenizer.encode(PROBE, add_special_tokens=False).ids:
-        fix = "name the model that the engine serves: --model, or engine.model in the settings"
-        return ENGINE.problem("tokenizer", f"another than that in {directory}", fix)
+        fix = "set --model, or engine.model in the settings, to the model that the engine serves"
+        return ENGINE.problem("tokenizer", f"differs from that in {directory}", fix)
     return ENGINE.ok("tokenizer", "engine and renderer agree")
 
 
-async def _sampled(engine: Engine, renderer: Renderer) -> tuple[list[int], int]:
-    """The tokens of an answer, and in how many pieces they came."""
+async def _sample(engine: Engine, renderer: Renderer) -> tuple[list[int], int]:
     prompt = renderer.render((Message(Role.USER, QUESTION),), ())
     sampling = Sampling(temperature=1.0, top_p=1.0, top_k=0, seed=1, max_tokens=SAMPLE_TOKENS)
     request = GenerateRequest("doctor", prompt, sampling, renderer.stop_token_ids)
@@ -433,20 +429,22 @@ async def _sampled(engine: Engine, renderer: Renderer) -> tuple[list[int], int]:
 def _streaming(ids: list[int], pieces: int) -> Finding:
     detail = f"{len(ids)} tokens came in {pieces} pieces"
     if pieces < 2 <= len(ids) - 1:
-        return ENGINE.warning("streaming", detail, "reach the engine directly: a proxy before it may buffer")
+        return ENGINE.warning(
+            "streaming", detail, "connect to the engine directly: a proxy in between may buffer"
+        )
     return ENGINE.ok("streaming", detail)
 
 
 def drift(ids: list[int], tokenizer: Tokenizer) -> Finding:
-    """Whether the sampled text, tokenised again as a chat template does, is the tokens that were sampled."""
+    """Check whether the sampled text, tokenised again as a chat template does, gives the sampled tokens."""
     text = tokenizer.decode(ids, skip_special_tokens=False)
     again = tokenizer.encode(text, add_special_tokens=False).ids
     if again == ids:
-        return ENGINE.ok("token drift", f"none: {len(ids)} sampled tokens read back as they were")
+        return ENGINE.ok("token drift", f"none: {len(ids)} sampled tokens are unchanged when tokenised again")
     pairs = enumerate(zip(ids, again, strict=False))
     place = next((at for at, (one, other) in pairs if one != other), min(len(ids), len(again)))
     return ENGINE.ok(
         "token drift",
-        f"{len(ids)} sampled tokens read back as {len(again)}, other ones from token {place} on:"
+        f"{len(ids)} sampled tokens become {len(again)} when tokenised again, different from token {place}:"
         " tokens mode trains what was sampled; in chat mode such a turn begins a new trace",
     )

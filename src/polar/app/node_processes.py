@@ -1,4 +1,4 @@
-"""Several nodes on one machine, each a process with its own gateway, so that they use several cores."""
+"""Several nodes on one machine, each a process with its own gateway, to use several cores."""
 
 from __future__ import annotations
 
@@ -19,30 +19,29 @@ from polar.node.pools import FEWEST_RUN_SLOTS, places
 log = logging.getLogger(__name__)
 
 COMMAND = (sys.executable, "-m", "polar", "node", "--config", "-", "--exit-with-parent")
-"""Its settings come by standard input, not by arguments or environment, where other processes of this user
-could read the token."""
+"""Settings go to standard input: other processes of this user could read arguments and environment."""
 READY = "ready as "
-"""How the line begins with which `polar node` says that it takes sessions."""
+"""Begins the line with which `polar node` reports that it takes sessions."""
 RESTARTS = Backoff(1.0, 60.0)
-"""A node that ran for longer than the longest pause is started again after the first."""
+"""The pauses between restarts; a node that ran longer than the longest pause begins again with the first."""
 STOP_SECONDS = 10.0
-"""How long a node may take to end after its agents have."""
+"""Seconds a node may take to stop after its agents have ended."""
 LAST_LINES_SECONDS = 1.0
 
 
 class NodeProcesses:
-    """Runs like one `Node`: until it is drained or cancelled. A node that dies is started again."""
+    """Runs like one `Node`, until drained or cancelled, restarting nodes that die."""
 
     def __init__(self, settings: Settings, say: Callable[[str], None], *, pin: Path | None = None) -> None:
-        """`pin`: the certificate of the server that they join, where it is this process's own."""
+        """Pin the certificate of the server, if it is this process's own."""
         self._nodes = [
-            _NodeProcess(_numbered(settings, number), say, pin)
+            NodeProcess(_settings_of_node(settings, number), say, pin)
             for number in range(1, settings.node.count + 1)
         ]
         self._draining = asyncio.Event()
 
     async def __aenter__(self) -> Self:
-        """Return when all are ready; PolarError if one cannot start."""
+        """Return when all are ready; raise PolarError if one cannot start."""
         try:
             async with asyncio.TaskGroup() as starting:
                 for node in self._nodes:
@@ -61,15 +60,15 @@ class NodeProcesses:
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
             for node in self._nodes:
-                group.create_task(self._keep(node))
+                group.create_task(self._keep_running(node))
 
     def drain(self) -> None:
-        """Take no more work; `run` returns when all nodes have ended."""
+        """Take no more work; `run` returns when all nodes have stopped."""
         self._draining.set()
         for node in self._nodes:
             node.terminate()
 
-    async def _keep(self, node: _NodeProcess) -> None:
+    async def _keep_running(self, node: NodeProcess) -> None:
         failures = 0
         while True:
             ready_at = time.monotonic()
@@ -80,7 +79,7 @@ class NodeProcesses:
             failures = 1 if ran_long else failures + 1
             pause = RESTARTS.pause(failures)
             log.error(
-                "node %s ended (exit code %d), restarting in %.1f s; its sessions are run again when their"
+                "node %s exited with code %d, restarting in %.1f s; its sessions are retried when their"
                 " leases expire",
                 *(node.name, code, pause),
             )
@@ -90,9 +89,9 @@ class NodeProcesses:
             try:
                 await node.start()
             except Unavailable:
-                continue  # The node has said why itself, and has ended.
+                continue  # The node has logged why it stopped.
             except OSError as error:
-                log.error("node %s could not be started: %s", node.name, error)
+                log.error("cannot start node %s: %s", node.name, error)
             if self._draining.is_set():
                 node.terminate()
 
@@ -100,9 +99,7 @@ class NodeProcesses:
         await asyncio.gather(*(node.stop() for node in self._nodes))
 
 
-class _NodeProcess:
-    """One of several nodes."""
-
+class NodeProcess:
     def __init__(self, settings: Settings, say: Callable[[str], None], pin: Path | None) -> None:
         self.name = settings.node.name
         self._settings = settings
@@ -112,7 +109,7 @@ class _NodeProcess:
         self._reading: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Return when the node is ready; Unavailable if it ends before that, after it has said why."""
+        """Return when the node is ready; raise Unavailable if it stops before that."""
         self._process = process = await asyncio.create_subprocess_exec(
             *COMMAND,
             *(("--pin", str(self._pin)) if self._pin else ()),
@@ -134,12 +131,11 @@ class _NodeProcess:
                 wait.cancel()
         if not ready.is_set():
             raise Unavailable(
-                f"node {self.name} could not start (exit code {process.returncode})",
-                hint="its lines above say why",
+                f"node {self.name} failed to start (exit code {process.returncode})",
+                hint="see its output above",
             )
 
     async def ended(self) -> int:
-        """Its exit code, once it has one."""
         assert self._process is not None
         return await self._process.wait()
 
@@ -149,7 +145,7 @@ class _NodeProcess:
                 self._process.terminate()
 
     async def stop(self) -> None:
-        """End the node, after the time that its agents have."""
+        """Stop the node, waiting for its agents as configured."""
         if self._process is None:
             return
         self.terminate()
@@ -160,7 +156,7 @@ class _NodeProcess:
             self._process.kill()
             await self._process.wait()
         if self._reading is not None:
-            # What the node left running may still hold its output open.
+            # A process that the node left may still hold its output open.
             await asyncio.wait({self._reading}, timeout=LAST_LINES_SECONDS)
             self._reading.cancel()
 
@@ -172,8 +168,8 @@ class _NodeProcess:
                 ready.set()
 
 
-def _numbered(settings: Settings, number: int) -> Settings:
-    """The settings of one of several nodes: a name and ports of its own, and its share of the machine."""
+def _settings_of_node(settings: Settings, number: int) -> Settings:
+    """Return the settings of one of several nodes: its own name and ports, and its share of the machine."""
     node, gateway, telemetry = settings.node, settings.gateway, settings.telemetry
     share = max(FEWEST_RUN_SLOTS, places(node)[SessionStatus.RUNNING] // node.count)
     sections = {"node": {"name": f"{node.name}-{number}", "count": 1, "run_slots": node.run_slots or share}}

@@ -1,4 +1,4 @@
-"""Where a command runs its tasks: on a server that is running, or on a whole system started for them."""
+"""Where a command runs its tasks: on a running server, or on a system started for them."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from polar.runtimes.base import Runtime
 from polar.store.store import Store
 
 DATA = ".polar"
-"""In a command's output directory: the data of the system started for it."""
+"""The directory, inside a command's output directory, of the system started for it."""
 PROCESS = "process"
-"""The one runtime that the settings must allow before tasks may name it."""
+"""The runtime that the settings must allow explicitly."""
 ATTEMPTS = 100
-"""How often a session may be begun: a run that is meant to be interrupted must not give up on one."""
+"""Maximum attempts per session: a run that may be interrupted must not give up on one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """A rollout server; None: what the environment and the settings of this directory say."""
+    """A rollout server; None takes the environment's or this directory's."""
 
     url: str | None
     token: str | None
@@ -36,25 +36,25 @@ class ServerAddress:
 
 @contextmanager
 def only_writer(out: Path, command: str) -> Iterator[None]:
-    """Keep other processes from running the command into this directory; the lock ends with the process."""
+    """Lock this directory against other processes running the command; the lock ends with the process."""
     with locked(out / ".lock", busy=Conflict(f"{out}: another `polar {command}` is writing there")):
         yield
 
 
-def tie(out: Path, weights: Path | None) -> None:
-    """Keep to what an output directory's sessions are sampled with: those that have ended are found again."""
+def bind_weights(out: Path, weights: Path | None) -> None:
+    """Bind an output directory to the weights that its sessions are sampled with, since it can be resumed."""
     memo, mine = out / DATA / "sampled-with", digest(weights) if weights else "the model's own weights"
     if not memo.exists():
         write_atomic(memo, mine)
     elif memo.read_text() != mine:
         raise InvalidInput(
-            f"{out} began with other weights than {weights or mine}",
-            hint="go on with those, or give another --out",
+            f"{out} was started with other weights than {weights or mine}",
+            hint="use the same weights, or choose another --out",
         )
 
 
 def own_settings(out: Path, config: Path | None, engine: dict[str, Any], concurrency: int | None) -> Settings:
-    """The settings of a system that keeps its data in an output directory."""
+    """Return the settings of a system that stores its data in an output directory."""
     return load_settings(
         config,
         {
@@ -70,10 +70,7 @@ def own_settings(out: Path, config: Path | None, engine: dict[str, Any], concurr
 async def rollout_server(
     place: ServerAddress | Settings, tasks: Sequence[TaskSpec], say: Say, *, policy: Path | None = None
 ) -> AsyncIterator[ServerAddress]:
-    """The server at this address, or a whole system of these settings for the tasks, ended with the body.
-
-    `policy`: weights that such a system begins with.
-    """
+    """Yield the server at this address, or one started for the block with the weights `policy`."""
     if isinstance(place, ServerAddress):
         yield place
         return
@@ -92,21 +89,18 @@ async def rollout_server(
 async def _check_runtimes(names: Sequence[str], settings: Settings) -> None:
     if PROCESS in names and PROCESS not in settings.node.runtimes:
         raise InvalidInput(
-            f"the tasks name the runtime {PROCESS!r}, which isolates nothing and is not allowed here",
-            hint=f"name bubblewrap, or allow it with `node: {{runtimes: [{PROCESS}]}}` in polar.yaml",
+            f"the tasks use the runtime {PROCESS!r}, which isolates nothing and is not allowed",
+            hint=f"use bubblewrap, or allow it with `node: {{runtimes: [{PROCESS}]}}` in polar.yaml",
         )
     for name in names:
         runtime: type[Runtime] = plugins.load("runtimes", name)
         reason = await runtime.unavailable()
         if reason is not None:
-            raise NotInstalled(f"runtime {name}: {reason}", hint="name another runtime in the taskset")
+            raise NotInstalled(f"runtime {name}: {reason}", hint="use another runtime in the taskset")
 
 
 async def _requeue(settings: Settings) -> None:
-    """Queue sessions that a killed run was working on, instead of waiting for their leases to expire.
-
-    To be called only where nobody else works on this data.
-    """
+    """Requeue sessions of a killed run; call this only if nobody else uses this data."""
     ahead = settings.server.lease_seconds
     async with Store.open(settings.data_dir.absolute(), lambda: time.time() + ahead) as store:
         await store.leases.expire(max_attempts=ATTEMPTS)

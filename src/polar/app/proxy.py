@@ -1,4 +1,4 @@
-"""A gateway around one program: no server, no tasks, no sandbox, but every token captured."""
+"""A gateway around one program, without server, tasks or sandbox, that captures every token."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from polar.trajectory.base import Builder
 
 SESSION = "proxy"
 _CODEX_PROVIDER = re.compile(r"\s*(openai_base_url|model_provider|profile)\s*=")
-"""Settings that say where Codex's model is, or may."""
+"""Settings that may say where Codex finds its model."""
 END_SECONDS = 10.0
-"""How long a program that is interrupted may take to end before it is killed."""
+"""Seconds an interrupted program gets to end before it is killed."""
 
 NO_CALLS = (
-    "no model call was recorded: a program may have an address of its own, from a configuration file, an"
-    " option or its code, and not look at its environment. `polar proxy` without a program shows what is set:"
-    " give it to the program in its own way."
+    "no model call was recorded: the program may take its base URL from a configuration file, an option or"
+    " its code instead of the environment. `polar proxy` without a program prints the variables it sets;"
+    " configure the program with them."
 )
 
 
 @dataclass(slots=True)
-class Wrapped:
+class ProxySession:
     """One open session that any program may use."""
 
     url: str
@@ -49,9 +49,9 @@ class Wrapped:
     capture: Path
     recording: Path
     codex_home: Path
-    """Codex takes the address of its model from its configuration alone."""
+    """A configuration directory for Codex, which reads the address of its model only from there."""
     result: SessionResult | None = None
-    """What was recorded; set when the session is closed."""
+    """The result, set when the session is closed."""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -60,18 +60,15 @@ class Wrapped:
 
 
 @asynccontextmanager
-async def wrapped(
+async def proxy_session(
     settings: Settings, sampling: SamplingPin, say: Say, *, max_seconds: float | None = None
-) -> AsyncIterator[Wrapped]:
-    """Serve one session while the body runs, then write its recording.
-
-    After `max_seconds` the program's calls are refused as out of budget.
-    """
-    with _made(settings.data_dir):
+) -> AsyncIterator[ProxySession]:
+    """Serve one session during the block, for `max_seconds` at most, then write its recording."""
+    with _record_directory(settings.data_dir):
         async with data_plane(settings, say) as plane:
             gateway = plane.gateway
             with _codex_home(gateway.url) as codex_home:
-                session = Wrapped(
+                session = ProxySession(
                     url=gateway.url,
                     key=new_key(),
                     model=plane.model,
@@ -93,8 +90,8 @@ async def wrapped(
 
 
 @contextmanager
-def _made(directory: Path) -> Iterator[None]:
-    """A directory for what is recorded, and for the log of an engine; gone again if there is neither."""
+def _record_directory(directory: Path) -> Iterator[None]:
+    """Create a directory for recordings and an engine's log; remove it again if it stays empty."""
     is_new = not directory.exists()
     directory.mkdir(parents=True, exist_ok=True)
     try:
@@ -106,7 +103,7 @@ def _made(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def _codex_home(url: str) -> Iterator[Path]:
-    """A home for Codex with the user's own configuration, and our address in place of the one it has."""
+    """Copy the user's Codex configuration to a temporary home, with our base URL."""
     own = environment_codex_home() / "config.toml"
     lines = own.read_text().splitlines() if own.is_file() else []
     tables = (place for place, line in enumerate(lines) if line.lstrip().startswith("["))
@@ -118,7 +115,7 @@ def _codex_home(url: str) -> Iterator[Path]:
         yield Path(home)
 
 
-async def _close(gateway: Gateway, session: Wrapped) -> None:
+async def _close(gateway: Gateway, session: ProxySession) -> None:
     await gateway.close_session(SESSION)
     builder: Builder = plugins.create("builders", "builder", Component(name="prefix_merging"))
     tree = parse_capture(session.capture.read_bytes())
@@ -149,7 +146,7 @@ def check(command: Sequence[str]) -> None:
 
 
 async def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run a program with these variables added to ours; its exit code, as a shell gives it."""
+    """Run a program with these variables added to ours; return its exit code as a shell would."""
     process = await asyncio.create_subprocess_exec(*command, env=child_environment(environment))
     try:
         code = await process.wait()

@@ -1,4 +1,4 @@
-"""The guided first run: a whole system started, watched and ended by one command."""
+"""The guided first run: one command starts, shows and stops a whole system."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ COLOURS = {
 
 
 def shipped_policy(engine: EngineSettings) -> Path | None:
-    """The adapter that comes with the package, where the engine is one that it is made for."""
+    """Return the adapter that comes with the package, if the engine is the one it is made for."""
     is_default = engine.url is None and engine.model == DEFAULT_MODEL
     return WARM_START if is_default and (WARM_START / "adapter_config.json").is_file() else None
 
@@ -49,13 +49,13 @@ def shipped_policy(engine: EngineSettings) -> Path | None:
 async def run(
     settings: Settings, tasks: Sequence[TaskSpec], console: Console, policy: Path | None = None
 ) -> list[SessionResult]:
-    """Start everything, roll the tasks out with the policy if one is given, end everything."""
+    """Start everything, roll out the tasks, with `policy` if given, and stop everything."""
 
     def say(step: str) -> None:
         console.print(f"[dim]•[/] {escape(step)}")
 
     tasks = await _in_working_sandbox(tasks, console)
-    # Whoever runs the quickstart owns the machine, so the runtimes of its tasks are allowed.
+    # The user owns the machine, so all runtimes of the quickstart's tasks are allowed.
     runtimes = tuple(sorted({*settings.node.runtimes, *(task.runtime.name for task in tasks)}))
     settings = settings.updated(node={"runtimes": runtimes})
     results: list[SessionResult] = []
@@ -77,15 +77,15 @@ async def run(
 
 
 async def _in_working_sandbox(tasks: Sequence[TaskSpec], console: Console) -> list[TaskSpec]:
-    """The tasks in the sandbox they name, or as plain processes where this machine does not allow it."""
+    """Return the tasks, as plain processes where this machine does not support their sandbox."""
     usable = []
     for task in tasks:
         runtime: type[Runtime] = plugins.load("runtimes", task.runtime.name)
         reason = await runtime.unavailable()
         if reason is not None:
             console.print(
-                f"[yellow]![/] {task.id}: no {task.runtime.name} here: {reason}\n"
-                "  Its agent runs as a plain process of your user, and nothing keeps it from your files."
+                f"[yellow]![/] {task.id}: {task.runtime.name} is not available: {reason}\n"
+                "  Its agent runs as a plain process with your user's access to your files."
             )
             task = task.model_copy(update={"runtime": Component(name="process")})
         usable.append(task)
@@ -95,7 +95,7 @@ async def _in_working_sandbox(tasks: Sequence[TaskSpec], console: Console) -> li
 async def _watch(
     client: AsyncClient, rolling: asyncio.Task[None], task_ids: set[str], console: Console
 ) -> None:
-    """Show every session until all have ended: a live table, or a line each where there is no terminal."""
+    """Show every session until all have ended: in a live table, or one line each without a terminal."""
     seen: set[str] = set()
     with Live(console=console, auto_refresh=False, transient=False) as live:
         is_over = False
@@ -128,7 +128,6 @@ def _line(session: SessionView) -> str:
 
 
 def _numbers(session: SessionView) -> tuple[str, str, str]:
-    """Model calls, sampled tokens and reward by now."""
     result = session.result
     done = session.progress if result is None else result.stats
     reward = "–" if result is None or result.reward is None else f"{result.reward:.2f}"
@@ -136,7 +135,7 @@ def _numbers(session: SessionView) -> tuple[str, str, str]:
 
 
 def summary(results: Sequence[SessionResult], seconds: float, data_dir: Path) -> Table:
-    """The closing lines: what came out and where it is."""
+    """Return the summary: the results and where they are."""
     rewards = [result.reward for result in results if result.reward is not None]
     failed = [result for result in results if result.status is SessionStatus.FAILED]
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -145,7 +144,7 @@ def summary(results: Sequence[SessionResult], seconds: float, data_dir: Path) ->
     table.add_row("sessions", f"{len(results)} ended, {len(failed)} failed, {seconds:.0f} s in all")
     table.add_row("mean reward", f"{sum(rewards) / len(rewards):.3f}" if rewards else "none")
     if group := _most_different(results):
-        table.add_row("one group", _described(group))
+        table.add_row("one group", _describe(group))
     table.add_row(
         "tokens trained",
         f"{sum(r.stats.trainable_tokens for r in results)}"
@@ -159,7 +158,7 @@ def summary(results: Sequence[SessionResult], seconds: float, data_dir: Path) ->
 
 
 def _most_different(results: Iterable[SessionResult]) -> Group | None:
-    """The group whose rewards differ most; None where no task has two rewards."""
+    """Return the group whose rewards differ most; None if no task has two rewards."""
     samples: dict[str, list[EndedSession]] = {}
     for result in sorted(results, key=lambda result: result.sample):
         if result.reward is not None:
@@ -168,8 +167,7 @@ def _most_different(results: Iterable[SessionResult]) -> Group | None:
     return max(groups, key=lambda group: pstdev(group.rewards), default=None)
 
 
-def _described(group: Group) -> str:
-    """The rewards with their mean and standard deviation, which is what training learns from."""
+def _describe(group: Group) -> str:
     shown = "  ".join(f"{reward:.2f}" for reward in group.rewards)
     deviation = pstdev(group.rewards)
     return f"{group.task_id}: {shown}  (mean {fmean(group.rewards):.2f}, standard deviation {deviation:.2f})"

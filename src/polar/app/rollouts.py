@@ -1,4 +1,4 @@
-"""One way to roll tasks out: submit them, follow their results, retry what failed, read what was recorded."""
+"""The one way to roll out tasks: submit them, follow results, retry failures, read recordings."""
 
 from __future__ import annotations
 
@@ -16,42 +16,37 @@ from polar import errors
 from polar.client import AsyncClient
 from polar.errors import NotFound, PolarError, Unavailable, retry_async
 from polar.models.session import SessionResult, SessionStatus
-from polar.models.task import TaskSpec
+from polar.models.task import MAX_ID, TaskSpec
 from polar.recordings.recording import DamagedRecording, Recording, decode
 from polar.trajectory.learnable import EndedSession
 
 log = logging.getLogger(__name__)
 
-MAX_ID = 128
-"""The longest id of a task."""
 MOST_TASKS_AT_ONCE = 64
-"""Each task in flight is followed on a connection of its own."""
+"""A limit, since each task in flight is followed on its own connection."""
 DOWNLOADS = 8
-"""How many recordings are read at once."""
+"""The number of recordings read at once."""
 _LONGEST_NAME = 80
 _DIGEST = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolledOut(EndedSession):
-    """A session that `roll_out` has brought to its end."""
+    """An ended session of `roll_out`."""
 
     task: TaskSpec
-    """As it was given to `roll_out`; the result of a retry names another one."""
+    """The task as passed to `roll_out`; the result of a retry names another one."""
     was_found: bool
-    """It had ended before this call."""
+    """Whether it had ended before this call."""
     retries: int
-    """How often its sample was tried again by this call."""
+    """How often this call retried its sample."""
 
 
-Ended = Callable[[RolledOut], None]
+OnEnded = Callable[[RolledOut], None]
 
 
-def identified(task: TaskSpec, run: str = "") -> TaskSpec:
-    """The task under an id that follows from its content, so that what has been done is found again.
-
-    Another `run` gives another id.
-    """
+def with_stable_id(task: TaskSpec, run: str = "") -> TaskSpec:
+    """Give a task an id derived from its content and `run`, so that finished work is found again."""
     document = task.model_dump(mode="json", exclude_defaults=True)
     content = orjson.dumps([run, document], option=orjson.OPT_SORT_KEYS)
     digest = hashlib.sha256(content).hexdigest()[:_DIGEST]
@@ -59,16 +54,21 @@ def identified(task: TaskSpec, run: str = "") -> TaskSpec:
 
 
 def retry_of(task: TaskSpec, sample: int, number: int) -> TaskSpec:
-    """One sample alone, with the seed that it had in its task."""
+    """Return a task of one sample without branches, with the seed it had in its own task."""
     sampling = task.sampling
     if sampling.seed is not None:
         sampling = sampling.model_copy(update={"seed": sampling.seed + sample})
-    changes = {"samples": 1, "early_stop": None, "sampling": sampling}
+    changes = {"samples": 1, "early_stop": None, "branching": None, "sampling": sampling}
     return task.model_copy(update={**changes, "id": f"{task.id}-retry{number}-{sample}"})
 
 
+def may_be_retried(task: TaskSpec, result: SessionResult) -> bool:
+    """Whether this is the result of a sample that failed."""
+    return result.status is SessionStatus.FAILED and result.sample < task.samples
+
+
 def training_task(task: TaskSpec, prefix: str, samples: int, temperature: float) -> TaskSpec:
-    """The task under an id of its own, sampled as trainers compute logprobs: from the whole distribution."""
+    """Give a task an id of its own, and sampling from the whole distribution, as trainers need."""
     sampling = task.sampling.model_copy(update={"temperature": temperature, "top_p": 1.0, "top_k": 0})
     changes = {"samples": samples, "sampling": sampling, "early_stop": None}
     return task.model_copy(update={"id": f"{prefix}-{task.id}"[:MAX_ID], **changes})
@@ -77,27 +77,28 @@ def training_task(task: TaskSpec, prefix: str, samples: int, temperature: float)
 async def roll_out(
     client: AsyncClient,
     tasks: Sequence[TaskSpec],
-    ended: Ended,
+    ended: OnEnded,
     *,
-    at_once: int | None = None,
+    concurrency: int | None = None,
     retries: int = 0,
     skip: Container[tuple[str, int]] = (),
     with_recordings: bool = True,
 ) -> None:
-    """Bring every sample of every task to its end, and pass each to `ended` once.
+    """Run every session of every task, samples and branches, and pass each result to `ended` once.
 
-    A task that the server has under its id already is not run again: what has ended is found. A server that
-    cannot be reached is waited for. `at_once` bounds the tasks in flight; None submits all of them. A failed
-    sample is tried again `retries` times. Samples in `skip`, named by task and number, are left out.
+    Tasks that the server already has under their id are not run again: their results are found. An
+    unreachable server is waited for. `concurrency` limits the tasks in flight; None submits all of them. A
+    failed sample is retried `retries` times; a failed branch is not, since its beginning is in another
+    session. Sessions in `skip`, by task and number, are left out.
     """
     downloads = asyncio.Semaphore(DOWNLOADS)
 
     async def finish(task: TaskSpec, result: SessionResult, was_found: bool) -> None:
         sample, tried = result.sample, 0
         for number in range(1, retries + 1):
-            if result.status is not SessionStatus.FAILED:
+            if not may_be_retried(task, result):
                 break
-            log.info("session %s failed and is tried again: %s", result.session_id, result.error)
+            log.info("session %s failed and is retried: %s", result.session_id, result.error)
             found = [one async for one in ended_sessions(client, [retry_of(task, sample, number)])]
             result, was_found = found[-1]
             tried += not was_found
@@ -119,8 +120,8 @@ async def roll_out(
             async with asyncio.TaskGroup() as group:
                 await roll_out_batch(group, batch)
 
-    batches = iter([tasks] if at_once is None else [[task] for task in tasks])
-    workers = 1 if at_once is None else min(at_once, MOST_TASKS_AT_ONCE, len(tasks))
+    batches = iter([tasks] if concurrency is None else [[task] for task in tasks])
+    workers = 1 if concurrency is None else min(concurrency, MOST_TASKS_AT_ONCE, len(tasks))
     try:
         async with asyncio.TaskGroup() as group:
             for _ in range(workers):
@@ -130,7 +131,7 @@ async def roll_out(
 
 
 def _first(group: ExceptionGroup[Exception]) -> Exception:
-    """All calls go to one server: what one of them says of it is what the others would."""
+    """Return one error of the group: all calls go to one server, so the others say the same."""
     error: Exception = group
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
@@ -140,7 +141,7 @@ def _first(group: ExceptionGroup[Exception]) -> Exception:
 async def ended_sessions(
     client: AsyncClient, tasks: Sequence[TaskSpec]
 ) -> AsyncGenerator[tuple[SessionResult, bool], None]:
-    """Submit tasks and yield results in the order in which sessions end, and whether they had before."""
+    """Submit tasks and yield results as sessions end, with whether they had ended before."""
     found = {}
     for task in tasks:
         view = await retry_async(partial(client.submit, task))
@@ -154,11 +155,11 @@ async def ended_sessions(
 async def follow(
     client: AsyncClient, task_ids: Collection[str], cursor: int = 0
 ) -> AsyncGenerator[SessionResult, None]:
-    """The results of tasks after `cursor`, until all have ended; waits for a server that is away."""
+    """Yield the results of tasks after `cursor`, until all have ended, waiting for an unreachable server."""
     pauses = errors.RESTART.pauses()
     while True:
         try:
-            # With stale results, which have ended like the others: whoever learns from them tells their age.
+            # Including stale results: a trainer checks their age itself.
             async for page in client.result_pages(task_ids, cursor=cursor, follow=True):
                 pauses = errors.RESTART.pauses()
                 for result in page.results:
@@ -174,12 +175,12 @@ async def follow(
 
 
 async def read_recording(client: AsyncClient, result: SessionResult) -> Recording | None:
-    """What was recorded of a session; None, with a warning, where that is lost or damaged."""
+    """Return a session's recording; log a warning and return None if it is lost or damaged."""
     if not result.has_recording:
         return None
     try:
         data = await retry_async(lambda: client.recording(result.session_id))
         return await asyncio.to_thread(decode, data)
     except (NotFound, DamagedRecording) as error:
-        log.warning("session %s: its recording cannot be read: %s", result.session_id, error)
+        log.warning("session %s: cannot read its recording: %s", result.session_id, error)
         return None

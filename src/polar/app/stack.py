@@ -24,7 +24,7 @@ from polar.config.settings import EngineSettings, Settings, environment_client_c
 from polar.engines.base import Engine, Mode, ModelInfo
 from polar.engines.embedded.weights import ensure_tokenizer
 from polar.engines.http import HttpEngine
-from polar.engines.process import started_engine
+from polar.engines.process import on_this_machine, started_engine
 from polar.engines.replicas import engine_client
 from polar.errors import InvalidInput, NotInstalled
 from polar.files import digest
@@ -38,7 +38,7 @@ from polar.rendering.tokenizer import read_tokenizer
 from polar.rollout.server import RolloutServer, announce_server
 from polar.rollout.tokens import load_or_create_secret, load_or_create_token
 from polar.store.store import Store
-from polar.telemetry.page import MetricsPage, Part, listening
+from polar.telemetry.page import MetricSource, MetricsPage, listening
 from polar.telemetry.readings import families
 from polar.telemetry.tracing import exporting
 
@@ -49,20 +49,19 @@ Say = Callable[[str], None]
 
 
 PROBE = "<|im_start|>user\nA 1,024-token probe: naïve 東京 </s>\n\t<tool_call>{}<|im_end|>"
-"""Told apart by tokenizers of different models, also where they share a vocabulary's beginning."""
+"""Tokenised differently by different models, even if they share part of a vocabulary."""
 LARGE_BLOCK = 64 * 1024
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
-"""Of <malloc.h>."""
+"""Constants of <malloc.h>."""
 YOUNG_OBJECTS = 10_000
-"""How many more objects than before make the garbage collector look for cycles among them.
+"""The number of new objects after which the garbage collector looks for cycles among them.
 
-Statements of SQLAlchemy are such cycles: of five times as many a server would keep 10 MiB.
+SQLAlchemy's statements are such cycles; with five times as many, a server would keep 10 MiB.
 """
 OLDER_EVERY = 2
-"""Every second collection also looks at what outlived the one before, and every second of those at everything
-that is not frozen.
+"""Every second collection includes the next older generation, and every second of those everything else.
 
-With Python's ten, cycles that a session keeps until its end were found thousands of sessions later.
+With Python's default of ten, cycles held until a session's end were found thousands of sessions later.
 """
 
 
@@ -72,72 +71,64 @@ class DataPlane:
 
     gateway: Gateway
     model: ModelInfo
-    metrics: tuple[Part, ...]
-    """Of the gateway and the engine."""
+    metrics: tuple[MetricSource, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ControlPlane:
-    """A rollout server that listens."""
-
     url: str
     token: str
-    """Of its owner: opens everything."""
+    """The owner's token, which permits everything."""
     node_token: str
-    """For a node of this process; like the next, it ends with the server and is stored nowhere."""
+    """A token for a node of this process; it ends with the server and is never stored."""
     read_token: str
-    """For a page that only shows."""
+    """A token for read-only pages; it ends with the server and is never stored."""
     page: MetricsPage
 
     @property
     def dashboard(self) -> str:
-        """The dashboard's address, with its token where no browser sends it to a server."""
+        """The dashboard's address, with its token in the fragment, which browsers do not send."""
         return f"{self.url}/#token={self.read_token}"
 
 
 @dataclass(frozen=True, slots=True)
 class JoinedNode:
-    """A node that a server has taken, or several in processes of their own, ready to run."""
+    """One or several nodes that have joined a server, ready to run."""
 
     node: Node | NodeProcesses
     model: ModelInfo
-    metrics: tuple[Part, ...]
-    """Of the node, its gateway and its engine; of the engine alone where the nodes have their own pages."""
+    metrics: tuple[MetricSource, ...]
+    """The metrics of node, gateway and engine; only the engine's if nodes have their own pages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stack(ControlPlane):
-    """A running system."""
-
     model: ModelInfo
 
 
 @asynccontextmanager
 async def running(settings: Settings, say: Say, *, policy: Path | None = None) -> AsyncIterator[Stack]:
-    """Start everything; on the way out end it in the opposite order. A part that fails ends the whole.
-
-    `policy`: weights to begin with, where the model's own were never replaced.
-    """
+    """Start everything, with the weights `policy` if new, and stop it in reverse order after the block."""
     if policy is not None and (adapter := policy / "adapter_config.json").is_file():
         rank = max(json.loads(adapter.read_text())["r"], settings.engine.lora_rank or 0)
         settings = settings.updated(engine={"lora_rank": rank})
     async with (
         serving(settings, say) as server,
-        # As a node that is cancelled does, several give their sessions back at once.
-        joined(
+        # Like a single cancelled node, several return their sessions at once.
+        join_server(
             *(settings.updated(node={"drain_seconds": 0.0}), server.url, server.node_token, say),
             pin=_own_certificate(settings),
         ) as worker,
         _in_background(worker.node.run()),
     ):
         if policy is not None:
-            await _begin_with(policy, settings, server, say)
+            await _start_policy(policy, settings, server, say)
         with server.page.showing(*worker.metrics):
             tokens = (server.token, server.node_token, server.read_token)
             yield Stack(server.url, *tokens, server.page, worker.model)
 
 
-async def _begin_with(policy: Path, settings: Settings, server: ControlPlane, say: Say) -> None:
+async def _start_policy(policy: Path, settings: Settings, server: ControlPlane, say: Say) -> None:
     certificate = _own_certificate(settings)
     ca = pinned(certificate) if certificate else None
     async with AsyncClient(server.url, server.token, ca=ca) as client:
@@ -145,14 +136,14 @@ async def _begin_with(policy: Path, settings: Settings, server: ControlPlane, sa
         if now.version > 0:
             if now.version == 1 and (now.path is None or digest(Path(now.path)) != wanted):
                 raise InvalidInput(
-                    f"{settings.data_dir} began with other weights than {policy}",
-                    hint="go on with those, or begin anew in another directory",
+                    f"{settings.data_dir} was started with other weights than {policy}",
+                    hint="use the same weights, or another directory",
                 )
-            say(f"the policy goes on at version {now.version}")
+            say(f"resuming the policy at version {now.version}")
             return
         here = Path.cwd()
         say(f"the policy begins with {policy.relative_to(here) if policy.is_relative_to(here) else policy}")
-        # A copy, in the one directory from which a node of this data takes weights.
+        # Copied to the only directory from which nodes of this data directory load weights.
         copy = settings.data_dir.absolute() / "weights" / wanted[:16]
         shutil.copytree(policy, copy, dirs_exist_ok=True)
         await client.update_policy(copy)
@@ -160,7 +151,7 @@ async def _begin_with(policy: Path, settings: Settings, server: ControlPlane, sa
 
 @asynccontextmanager
 async def serving(settings: Settings, say: Say) -> AsyncIterator[ControlPlane]:
-    """The rollout server alone; nodes join it."""
+    """Run only the rollout server; nodes join it."""
     data_dir = settings.data_dir.absolute()
     data_dir.mkdir(parents=True, exist_ok=True)
     token = settings.server.token or load_or_create_token(data_dir)
@@ -168,7 +159,7 @@ async def serving(settings: Settings, say: Say) -> AsyncIterator[ControlPlane]:
     say("starting the rollout server")
     tls = settings.server.tls
     async with (
-        opened_store(settings) as store,
+        open_store(settings) as store,
         RolloutServer(store, token, settings.server, webhook_secret=secret) as server,
     ):
         _collect_rarely()
@@ -180,11 +171,11 @@ async def serving(settings: Settings, say: Say) -> AsyncIterator[ControlPlane]:
 
 
 @asynccontextmanager
-async def _several(
+async def _join_several(
     settings: Settings, url: str | None, token: str | None, say: Say, pin: Path | None
 ) -> AsyncIterator[JoinedNode]:
-    """Several nodes of the rollout server at `url`, in front of the same engine."""
-    async with connected(settings, say) as engine:
+    settings = _on_this_machine(settings, say)
+    async with connect_engine(settings, say) as engine:
         settings = settings.updated(node={"server": url}, server={"token": token})
         if settings.engine.url is None:
             assert isinstance(engine, HttpEngine)
@@ -193,7 +184,7 @@ async def _several(
             yield JoinedNode(nodes, await engine.model_info(), (_families_of(engine),))
 
 
-def _families_of(engine: Engine) -> Part:
+def _families_of(engine: Engine) -> MetricSource:
     async def families_of() -> Iterable[Metric]:
         return families(await engine.readings())
 
@@ -201,24 +192,26 @@ def _families_of(engine: Engine) -> Part:
 
 
 @asynccontextmanager
-async def joined(
+async def join_server(
     settings: Settings, url: str | None, token: str | None, say: Say, *, pin: Path | None = None
 ) -> AsyncIterator[JoinedNode]:
-    """A node of the rollout server at `url`, with its own gateway and, unless one is named, engine; or
-    several of them. `pin`: the certificate of that very server."""
+    """Join one or several nodes to the rollout server at `url`, with their own gateways.
+
+    The engine is started unless one is configured. `pin` is the server's own certificate.
+    """
     if settings.node.count > 1:
-        async with _several(settings, url, token, say, pin) as worker:
+        async with _join_several(settings, url, token, say, pin) as worker:
             yield worker
         return
     data_dir = settings.data_dir.absolute()
     async with AsyncClient(url, token, ca=pinned(pin) if pin else settings.node.ca) as client:
         welcome = await join(client, settings.node)
-        # Before the engine, which takes long to start, and before anybody is told that the node works.
+        # Before the engine, which is slow to start, and before the node reports that it is ready.
         with lock_directory(node_directory(data_dir, settings.node.name)):
             async with data_plane(settings, say) as plane:
                 say(f"starting the node {settings.node.name}")
                 parts = (settings.node, data_dir, client, plane.gateway, plane.model)
-                node = Node(*parts, lease_seconds=welcome.lease_seconds)
+                node = Node(*parts, lease_seconds=welcome.lease_seconds, resume_bytes=welcome.resume_bytes)
                 metrics = (node.metric_families, *plane.metrics)
                 page = MetricsPage()
                 page.add(*metrics)
@@ -229,33 +222,32 @@ async def joined(
 
 
 def _own_certificate(settings: Settings) -> Path | None:
-    """The one by which this process's node and clients know its server."""
+    """Return the certificate by which this process's node and clients recognise its server."""
     tls = settings.server.tls
     if tls is None:
         return None
     if tls.client_ca is not None and environment_client_cert() is None:
         raise InvalidInput(
-            "server.tls.client_ca: the node of this process has no certificate to show",
+            "server.tls.client_ca: the node of this process has no client certificate",
             hint="set POLAR_CLIENT_CERT and POLAR_CLIENT_KEY, or run nodes apart: polar serve --no-node",
         )
     return tls.cert
 
 
 def _webhook_secret(settings: Settings) -> str | None:
-    """What webhooks are signed with; None where there are none."""
+    """Return the secret for signing webhooks; None if there are none."""
     webhooks = settings.server.webhooks
     if not webhooks.allow:
         return None
     if webhooks.secret is None and settings.server.database_url:
         raise InvalidInput(
-            "server.webhooks: servers that share a database must sign with one secret",
+            "server.webhooks: servers that share a database must use the same secret",
             hint="set server.webhooks.secret or POLAR_WEBHOOK_SECRET",
         )
     return webhooks.secret or load_or_create_secret(settings.data_dir.absolute() / "webhook-secret")
 
 
-def opened_store(settings: Settings) -> AbstractAsyncContextManager[Store]:
-    """The store that the settings name, to be entered."""
+def open_store(settings: Settings) -> AbstractAsyncContextManager[Store]:
     return Store.open(
         settings.data_dir.absolute(),
         database_url=settings.server.database_url,
@@ -265,26 +257,27 @@ def opened_store(settings: Settings) -> AbstractAsyncContextManager[Store]:
 
 @asynccontextmanager
 async def data_plane(settings: Settings, say: Say) -> AsyncIterator[DataPlane]:
-    """The engine, started unless one is named, and a gateway in front of it."""
+    """Run a gateway in front of the engine, starting the engine unless one is configured."""
+    settings = _on_this_machine(settings, say)
     async with AsyncExitStack() as parts:
-        # First, so that it takes the spans of calls that the gateway's end breaks off.
+        # First, so that it still records calls that the gateway's end interrupts.
         about = {"service.instance.id": settings.node.name}
         await parts.enter_async_context(exporting(settings.telemetry, about))
-        engine = await parts.enter_async_context(connected(settings, say))
+        engine = await parts.enter_async_context(connect_engine(settings, say))
         model = await engine.model_info()
         renderer = await _renderer(settings.engine, engine, model)
         if renderer is None and settings.engine.keeps_thoughts:
             raise InvalidInput(
-                "engine.history: in chat mode the engine's template decides what is kept",
+                "engine.history: has no effect in chat mode, where the engine's template decides",
                 hint="set engine.mode to tokens, or engine.history to template",
             )
         if renderer is None and settings.engine.record_routing:
             raise InvalidInput(
-                "engine.record_routing: in chat mode engines do not tell the experts of a stream",
-                hint="set engine.mode to tokens, or leave record_routing out",
+                "engine.record_routing: engines do not report experts in chat mode",
+                hint="set engine.mode to tokens, or remove record_routing",
             )
         await engine.check(Mode.TOKENS if renderer else Mode.CHAT)
-        # The check has found out more.
+        # The check has completed it.
         model = replace(await engine.model_info(), renderer=renderer.name if renderer else None)
         say("starting the gateway")
         gateway = await parts.enter_async_context(Gateway(settings.gateway, engine, renderer, model))
@@ -294,10 +287,10 @@ async def data_plane(settings: Settings, say: Say) -> AsyncIterator[DataPlane]:
 
 
 def _collect_rarely() -> None:
-    """Let the garbage collector pass over what is loaded by now, and look at new objects less often.
+    """Exempt everything loaded by now from garbage collection, and collect new objects less often.
 
-    What a request makes is freed as it is dropped. With Python's defaults the collector walks through
-    all that is alive every few requests, which takes a quarter of a busy gateway's time.
+    What a request creates is freed when it is dropped. With Python's defaults the collector walks all live
+    objects every few requests, which takes a quarter of a busy gateway's time.
     """
     gc.collect()
     gc.freeze()
@@ -305,11 +298,11 @@ def _collect_rarely() -> None:
 
 
 def _return_large_blocks() -> None:
-    """Have large buffers be pages of their own, which go back to the system as soon as they are freed.
+    """Allocate large buffers as separate pages, which return to the system when freed.
 
-    The C library comes to keep them on the heap once it has freed a few. What lives on lies between them
-    then, and a node that runs for days grows by the holes. Not where a trainer computes in this process: its
-    tensors come and go all the time, and new pages for each take a third more of the processor.
+    The C library starts to keep them on the heap once it has freed a few; long-lived objects then lie between
+    them, and a node that runs for days grows by the gaps. This is not used where a trainer computes in the
+    process: its tensors come and go all the time, and new pages for each cost a third more CPU time.
     """
     if "torch" in sys.modules:
         return
@@ -320,13 +313,14 @@ def _return_large_blocks() -> None:
 
 
 @asynccontextmanager
-async def connected(settings: Settings, say: Say) -> AsyncIterator[Engine]:
-    """The client of the engine that is named, else of one that is started and runs as long as the body."""
+async def connect_engine(settings: Settings, say: Say) -> AsyncIterator[Engine]:
+    """Yield the client of the configured engine, or of one started for the block."""
+    settings = _on_this_machine(settings, say)
     async with AsyncExitStack() as parts:
         urls, kind = settings.engine.urls, settings.engine.client
         if not urls and kind != "vllm":
             raise InvalidInput(
-                f"engine.kind: an engine of kind {kind} is not started here", hint="name it with engine.url"
+                f"engine.kind: Polar cannot start an engine of kind {kind}", hint="set engine.url"
             )
         if not urls:
             log_file = settings.data_dir.absolute() / "logs" / "engine.log"
@@ -340,29 +334,34 @@ async def connected(settings: Settings, say: Say) -> AsyncIterator[Engine]:
         yield engine
 
 
+def _on_this_machine(settings: Settings, say: Say) -> Settings:
+    return settings.model_copy(update={"engine": on_this_machine(settings.engine, say)})
+
+
 async def _renderer(settings: EngineSettings, engine: Engine, model: ModelInfo) -> Renderer | None:
-    """The renderer of the engine's model, for tokens mode; None for chat mode, where it needs none."""
+    """Return the renderer of the engine's model for tokens mode; None for chat mode."""
     modes = plugins.load("engines", settings.client).modes
     if settings.mode == "chat" or (settings.mode == "auto" and Mode.TOKENS not in modes):
         return None
     if Mode.TOKENS not in modes:
         raise InvalidInput(
-            f"engine.mode: an engine of kind {settings.kind} takes no tokens", hint="set it to chat or auto"
+            f"engine.mode: an engine of kind {settings.kind} does not accept tokens",
+            hint="set it to chat or auto",
         )
     is_left_to_engine = settings.url is not None and "model" not in settings.model_fields_set
     name = model.name if is_left_to_engine else settings.model
     try:
         renderer, directory = await renderer_of(settings, name)
     except (NotInstalled, InvalidInput) as error:
-        # A name that the user wrote is meant; one that the engine made up may lead nowhere.
+        # A configured name must be valid; one that the engine made up need not be.
         is_missing = isinstance(error, NotInstalled) and not is_left_to_engine
         is_meant = is_missing or settings.renderer is not None
         if settings.mode != "auto" or settings.is_embedded or is_meant:
             raise
         log.warning(
-            "chat mode: the engine renders the prompts, because Polar cannot (%s). Its tokens are recorded"
-            " and trainable, but a history that it tokenises anew begins a new trace. Set engine.mode to say"
-            " which",
+            "using chat mode: the engine renders prompts, because Polar cannot (%s). Tokens are recorded"
+            " and trainable, but a history that is tokenised again begins a new trace. Set engine.mode to"
+            " silence this",
             error,
         )
         return None
@@ -371,7 +370,7 @@ async def _renderer(settings: EngineSettings, engine: Engine, model: ModelInfo) 
 
 
 async def renderer_of(settings: EngineSettings, name: str) -> tuple[Renderer, Path]:
-    """The renderer of a model as the settings want it, and the directory of its tokenizer."""
+    """Return the configured renderer of a model, and the directory of its tokenizer."""
     directory = await asyncio.to_thread(ensure_tokenizer, name)
     renderer = await asyncio.to_thread(
         renderer_for,
@@ -386,21 +385,21 @@ async def renderer_of(settings: EngineSettings, name: str) -> tuple[Renderer, Pa
 
 
 async def _check_tokenizer(engine: Engine, model: ModelInfo, name: str, directory: Path) -> None:
-    """Raise if the engine is seen to tokenise in another way than the renderer."""
+    """Raise if the engine is known to tokenise differently from the renderer."""
     ours = read_tokenizer(directory / "tokenizer.json").encode(PROBE, add_special_tokens=False).ids
     theirs = await engine.tokenize(PROBE)
     if theirs is None:
-        log.warning("the engine does not say how it tokenises: that it serves %s is taken on trust", name)
+        log.warning("the engine's tokenizer cannot be checked; assuming that it serves %s", name)
     elif theirs != ours:
         raise InvalidInput(
-            f"the engine serves {model.name} with another tokenizer than that of {name}",
-            hint="name the model that the engine serves: --model, or engine.model in the settings",
+            f"the engine serves {model.name} with a different tokenizer from that of {name}",
+            hint="set --model, or engine.model in the settings, to the model that the engine serves",
         )
 
 
 @asynccontextmanager
 async def _in_background(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """Run `work` beside the body; if it fails, the body is cancelled and its error takes over."""
+    """Run `work` beside the block; if it fails, cancel the block and raise its error."""
     owner = asyncio.current_task()
     assert owner is not None
     task = asyncio.create_task(work)

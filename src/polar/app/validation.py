@@ -1,8 +1,8 @@
-"""Tries a taskset before anybody trains on it: can each task be solved, and is only work rewarded?
+"""Tries out a taskset before training: can each task be solved, and is only real work rewarded?
 
-A script stands in for the agent, in the sandbox and under the evaluator that sessions have: one that does
-nothing, the reference solution where the task has one, and the attacks that fit how the task is graded.
-No model and no server takes part.
+A script replaces the agent, in the same sandbox and under the same evaluator as in sessions: one that does
+nothing, the reference solution if the task has one, and the attacks that apply to its grading. No model and
+no server is involved.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from polar.config import plugins
 from polar.config.settings import NodeSettings
 from polar.errors import PolarError
-from polar.evaluators.attacks import ATTACKS, Attack, Kind, fitting
+from polar.evaluators.attacks import ATTACKS, Attack, Kind, attacks_of_kinds
 from polar.evaluators.base import EvaluationContext, Evaluator
 from polar.models.session import AgentEnd, TrajectoryStats
 from polar.models.task import FileContent, Solution, TaskSpec
@@ -32,29 +32,29 @@ from polar.runtimes.base import Command, Host, Sandbox
 REPEATS = 2
 """How often the same work is scored, to see whether it always gets the same reward."""
 SCRIPT_SECONDS = 600.0
-"""The most that a script may take, however long an agent may."""
+"""Maximum seconds for a script, however long an agent may take."""
 STAND_IN = {"name": "shell", "options": {"command": "true"}}
-"""The harness of every task that is tried: a script plays the agent, so none of them need name one."""
+"""The harness of every task: a script plays the agent, so tasks need not name one."""
 EQUAL = 1e-9
-"""Rewards closer than this are the same."""
+"""Rewards that differ by less are equal."""
 
+_NODE = ("node", "npm", "package.json", ".js", ".ts")
 _SIGNS = {
     Kind.PYTHON: ("python", ".py"),
     Kind.PYTEST: ("pytest", "test_", "conftest"),
-    Kind.NODE: ("node", "npm", "package.json", ".js", ".ts"),
+    # Which of them `npm test` runs is nowhere to be seen.
+    **dict.fromkeys((Kind.NODE, Kind.JEST, Kind.VITEST, Kind.MOCHA, Kind.BUN), _NODE),
     Kind.CARGO: ("cargo", ".rs"),
     Kind.MAKE: ("make", "Makefile"),
 }
-"""What in a task's evaluator and file names shows that it is graded with these."""
+"""Parts of a task's evaluator options and file names that show what it is graded with."""
 
 T = TypeVar("T")
 
 
 class Trouble(StrEnum):
-    """What can be wrong with a task."""
-
     UNGRADABLE = "cannot be graded"
-    """Its evaluator, or its sandbox, fails whatever the agent does."""
+    """Its evaluator or sandbox fails whatever the agent does."""
     UNSOLVABLE = "not solvable"
     """Its reference solution does not pass."""
     FREE = "rewards no work"
@@ -72,12 +72,12 @@ class Trial:
     name: str
     script: str = "true"
     files: Mapping[str, FileContent] = field(default_factory=dict)
-    """In the directory that `$POLAR_SOLUTION` names."""
+    """Files in the directory `$POLAR_SOLUTION`."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrialOutcome:
-    """How a trial was scored; exactly one of `reward` and `error` is set."""
+    """The score of a trial; exactly one of `reward` and `error` is set."""
 
     trial: str
     reward: float | None = None
@@ -86,18 +86,16 @@ class TrialOutcome:
 
 @dataclass(frozen=True, slots=True)
 class TaskReport:
-    """What the trials of one task show."""
-
     task_id: str
     nothing: tuple[TrialOutcome, ...]
     solution: tuple[TrialOutcome, ...] = ()
-    """Empty where the task has no reference solution."""
+    """Empty if the task has no reference solution."""
     attacks: tuple[TrialOutcome, ...] = ()
     pass_reward: float = 1.0
 
     @property
     def troubles(self) -> dict[Trouble, str]:
-        """What is wrong, each with what was seen."""
+        """The problems, each with its evidence."""
         found = {
             Trouble.UNGRADABLE: self._failure(),
             Trouble.UNSOLVABLE: self._short_of_passing(),
@@ -109,7 +107,7 @@ class TaskReport:
 
     @property
     def successful_attacks(self) -> tuple[TrialOutcome, ...]:
-        """Those that were rewarded beyond doing nothing."""
+        """The attacks that got more reward than doing nothing."""
         free = max(_rewards(self.nothing), default=0.0)
         return tuple(one for one in self.attacks if one.reward is not None and one.reward > free + EQUAL)
 
@@ -120,7 +118,7 @@ class TaskReport:
         worst = min(_rewards(self.solution), default=self.pass_reward)
         if worst >= self.pass_reward - EQUAL:
             return ""
-        return f"the solution is worth {worst:g}, and {self.pass_reward:g} passes"
+        return f"the solution is worth {worst:g}, but {self.pass_reward:g} is needed to pass"
 
     def _free(self) -> str:
         free = max(_rewards(self.nothing), default=0.0)
@@ -140,7 +138,7 @@ def _disagreement(outcomes: Sequence[TrialOutcome]) -> str:
 
 
 def trials(task: TaskSpec, solution: Solution | None, *, attacks: bool) -> Iterator[tuple[str, Trial]]:
-    """Every trial of a task, with the part of its report that it belongs to."""
+    """Yield every trial of a task, with the part of its report that it belongs to."""
     for _ in range(REPEATS):
         yield "nothing", Trial("doing nothing")
     if solution is not None:
@@ -152,26 +150,25 @@ def trials(task: TaskSpec, solution: Solution | None, *, attacks: bool) -> Itera
 
 
 def attacks_on(task: TaskSpec) -> tuple[Attack, ...]:
-    """The attacks that fit how a task is graded; all of them where an image or preparation hides that."""
+    """Return the attacks that apply to a task's grading; all of them if an image or preparation hides it."""
     if task.prepare or "image" in task.runtime.options:
         return ATTACKS
     shown = json.dumps([task.evaluator.options, *task.files])
-    return fitting({kind for kind, signs in _SIGNS.items() if any(sign in shown for sign in signs)})
+    return attacks_of_kinds({kind for kind, signs in _SIGNS.items() if any(sign in shown for sign in signs)})
 
 
 @dataclass(frozen=True, slots=True)
 class TrialNode(SandboxPlace):
-    """Where trials are made: as on a node, without its gateway."""
+    """Runs trials like a node, without a gateway."""
 
     async def score(self, task: TaskSpec, trial: Trial, name: str) -> TrialOutcome:
-        """Make the trial in a sandbox of its own and have it evaluated."""
         try:
             return TrialOutcome(trial.name, reward=await self._reward(task, trial, name))
         except PolarError as error:
             return TrialOutcome(trial.name, error=str(error))
         except TimeoutError:
             return TrialOutcome(
-                trial.name, error="a budget of the task is used up: preparation or evaluation"
+                trial.name, error="the task's budget for preparation or evaluation is used up"
             )
 
     async def _reward(self, task: TaskSpec, trial: Trial, name: str) -> float:
@@ -206,7 +203,6 @@ async def _play(sandbox: Sandbox, trial: Trial, seconds: float) -> int:
 
 @asynccontextmanager
 async def trial_node(settings: NodeSettings) -> AsyncIterator[TrialNode]:
-    """A place for trials that is gone afterwards."""
     with TemporaryDirectory(prefix="polar-validate-") as scratch:
         snapshots = Snapshots(Host(Path(scratch)))
         try:
@@ -225,7 +221,7 @@ async def validate(
     pass_reward: float = 1.0,
     note: Callable[[TaskReport], None] = lambda _report: None,
 ) -> list[TaskReport]:
-    """The report of each task in order, passed to `note` once it is made; at most `jobs` run at a time."""
+    """Return the report of each task, calling `note` with each when it is ready; run `jobs` at a time."""
     seats = asyncio.Semaphore(jobs)
 
     async def score(task: TaskSpec, trial: Trial, name: str) -> TrialOutcome:
@@ -233,10 +229,10 @@ async def validate(
             return await place.score(task, trial, name)
 
     async def report(number: int, task: TaskSpec) -> TaskReport:
-        # Samples of a task share its preparation.
+        # All trials of a task share its preparation.
         task = task.model_copy(update={"samples": max(2, task.samples)})
         planned = list(trials(task, solutions.get(task.id), attacks=attacks))
-        outcomes = await _gathered(
+        outcomes = await _run_all(
             [score(task, trial, f"{number}-{k}") for k, (_, trial) in enumerate(planned)]
         )
         parts = {
@@ -247,10 +243,10 @@ async def validate(
         note(made)
         return made
 
-    return await _gathered([report(number, task) for number, task in enumerate(tasks)])
+    return await _run_all([report(number, task) for number, task in enumerate(tasks)])
 
 
-async def _gathered(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+async def _run_all(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     async with asyncio.TaskGroup() as group:
         started = [group.create_task(one) for one in work]
     return [one.result() for one in started]

@@ -1,7 +1,7 @@
-"""Checks recordings against the invariants, and their logprobs against an engine asked once more.
+"""Checks recordings against the invariants, and their logprobs against an engine.
 
-An engine scores at temperature 1 with nothing cut. Recorded logprobs are those of the distribution
-sampled from, so a completion that was sampled otherwise is not compared, and is counted by the reason.
+An engine scores at temperature 1 without truncation. Recorded logprobs are from the distribution that was
+sampled from, so completions sampled differently are not compared, and are counted by reason.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polar.app.stack import Say, connected
+from polar.app.stack import Say, connect_engine
 from polar.config.settings import Settings
 from polar.engines.base import Engine, EngineDown, EngineError, ModelInfo
 from polar.errors import InvalidInput, NotFound
@@ -31,24 +31,24 @@ from polar.trajectory.accounting import exclusion
 from polar.trajectory.materialise import materialise
 
 GREEDY_BELOW = 1e-5
-"""Below this temperature the likeliest token is taken, and engines give its logprob at temperature 1."""
+"""Below this temperature the likeliest token is taken, and engines report its logprob at temperature 1."""
 
 
 class Uncompared(StrEnum):
     """Why the logprob of a trained token cannot be compared with an engine's score."""
 
     TEMPERATURE = "temperature"
-    """Sampled at another temperature than 1."""
+    """Sampled at a temperature other than 1."""
     CUT = "cut"
-    """Sampled from the likeliest tokens only (top_p, top_k)."""
+    """Sampled from only the likeliest tokens (top_p, top_k)."""
     BIASED = "biased"
     """Sampled with logit biases or penalties."""
     CONSTRAINED = "constrained"
-    """Sampled under a grammar, from the tokens it allowed."""
+    """Sampled under a grammar."""
     APPROXIMATE = "approximate"
-    """The trace says itself that the token stands after others than the policy saw."""
+    """The trace itself marks the token as following others than the policy saw."""
     TOO_LONG = "too_long"
-    """The engine must have room for one token behind those it scores."""
+    """The engine needs room for one token after those it scores."""
 
 
 @dataclass(slots=True)
@@ -59,14 +59,13 @@ class Deltas:
     total: float = 0.0
     max: float = 0.0
     worst: str | None = None
-    """Where the largest is."""
 
     @property
     def mean(self) -> float:
         return self.total / self.tokens if self.tokens else 0.0
 
     def add(self, other: Deltas) -> None:
-        # A NaN compares as False with anything: it takes the place of a number and keeps it.
+        # Comparisons with NaN are False, so that a NaN replaces a number and stays.
         if self.worst is None or not (other.max <= self.max or math.isnan(self.max)):
             self.max, self.worst = other.max, other.worst
         self.tokens += other.tokens
@@ -75,7 +74,7 @@ class Deltas:
 
 @dataclass(slots=True)
 class Verification:
-    """What was found of one session, or of several together."""
+    """The findings of one session, or of several together."""
 
     name: str
     traces: int = 0
@@ -83,27 +82,28 @@ class Verification:
     trained_tokens: int = 0
     deltas: Deltas = field(default_factory=Deltas)
     uncompared: Counter[str] = field(default_factory=Counter)
-    """Trained tokens that could not be compared, by the name of the reason."""
+    """Trained tokens that could not be compared, by reason."""
     problems: list[str] = field(default_factory=list)
-    """Each is an invariant that does not hold."""
     notes: list[str] = field(default_factory=list)
 
     def failure(self, tolerance: float | None) -> str | None:
-        """Why this does not pass, or None. Without a tolerance no engine was asked for logprobs."""
+        """Return why this does not pass, or None. Without a tolerance, logprobs were not compared."""
         if self.problems:
             more = f" (and {len(self.problems) - 1} more)" if len(self.problems) > 1 else ""
             return self.problems[0] + more
         if tolerance is None or not self.trained_tokens:
             return None
         if not self.deltas.tokens:
-            return f"no token could be compared ({counted(self.uncompared)}); --no-replay checks the rest"
-        # Written so that a NaN fails.
+            return (
+                f"no token could be compared ({format_counts(self.uncompared)}); --no-replay checks the rest"
+            )
+        # NaN must fail.
         if not self.deltas.max <= tolerance:
             return f"a logprob differs by {self.deltas.max:.3g}: {self.deltas.worst}"
         return None
 
     def document(self, tolerance: float | None) -> dict[str, Any]:
-        """As JSON; the numbers of a comparison that did not take place are null."""
+        """Return the findings as JSON; numbers of a comparison that did not happen are null."""
         failure = self.failure(tolerance)
         found = asdict(self) | {"passed": failure is None, "failure": failure}
         deltas = self.deltas
@@ -112,8 +112,8 @@ class Verification:
         return {name: value for name, value in found.items() if name != "deltas"} | {"delta_logprob": numbers}
 
 
-def together(done: Sequence[Verification], tolerance: float | None) -> Verification:
-    """All sessions as one, whose problems are why some of them do not pass."""
+def summarise(done: Sequence[Verification], tolerance: float | None) -> Verification:
+    """Combine all sessions; the problems say which of them do not pass, and why."""
     total = Verification(f"{len(done)} sessions")
     for one in done:
         total.traces += one.traces
@@ -129,13 +129,13 @@ def together(done: Sequence[Verification], tolerance: float | None) -> Verificat
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Span:
-    """What one completion sampled, where it stands in a trace."""
+    """The tokens that one completion sampled, within a trace."""
 
     completion: Completion
     start: int
-    """Position of its first sampled token, from the beginning of the trace's prompt."""
+    """Position of its first sampled token, counted from the start of the trace's prompt."""
     is_exact: bool
-    """Whether the trace does not itself say that the policy saw something else."""
+    """Whether the trace does not mark its context as different from what the policy saw."""
 
     @property
     def end(self) -> int:
@@ -147,10 +147,10 @@ async def verifications(
     settings_for: Callable[[str | None], Settings] | None,
     say: Say,
 ) -> AsyncGenerator[Verification, None]:
-    """What is found of each recording, named as it is given, with the engine of the settings to score them.
+    """Yield the findings of each recording, under the given name, scored by the configured engine.
 
-    The engine is reached, or started, with the settings for the model that the first recording names.
-    Without settings only the invariants are checked.
+    The engine is connected or started with the settings for the model of the first recording. Without
+    settings, only the invariants are checked.
     """
     async with AsyncExitStack() as parts:
         engine = model = None
@@ -162,7 +162,7 @@ async def verifications(
                 continue
             if settings_for is not None and engine is None:
                 settings = settings_for(recording.result.model)
-                engine = await parts.enter_async_context(connected(settings, say))
+                engine = await parts.enter_async_context(connect_engine(settings, say))
                 model = await engine.model_info()
             yield await verify(name, recording, engine, model, say)
 
@@ -174,13 +174,13 @@ async def verify(
     stats = recording.trajectory.stats
     found = Verification(name, stats.traces, stats.sampled_tokens, stats.trainable_tokens)
     traces = [materialise(recording.trajectory, ref) for ref in recording.trajectory.traces]
-    found.problems += unaccounted(recording, traces)
+    found.problems += accounting_problems(recording, traces)
     completions = {completion.id: completion for completion in recording.completions}
     placed: list[tuple[Ids, list[Span]]] = []
     for number, trace in enumerate(traces):
-        found.problems += [f"trace {number}: {problem}" for problem in misaligned(trace)]
+        found.problems += [f"trace {number}: {problem}" for problem in alignment_problems(trace)]
         spans = spans_of(trace, completions)
-        found.problems += [f"trace {number}: {problem}" for problem in misplaced(trace, spans)]
+        found.problems += [f"trace {number}: {problem}" for problem in placement_problems(trace, spans)]
         placed.append((np.concatenate([trace.prompt_ids, trace.response_ids]), spans))
     if engine is not None and model is not None and not found.problems:
         found.notes += _other_policy(recording, model)
@@ -189,16 +189,16 @@ async def verify(
         except EngineDown:
             raise
         except EngineError as error:
-            found.problems.append(f"could not be scored: {error}")
+            found.problems.append(f"cannot be scored: {error}")
     return found
 
 
-def unaccounted(recording: Recording, traces: Sequence[Trace]) -> Iterator[str]:
-    """Sampled tokens that are not trained in exactly one trace or counted under a reason."""
+def accounting_problems(recording: Recording, traces: Sequence[Trace]) -> Iterator[str]:
+    """Yield sampled tokens that are neither trained in exactly one trace nor counted under a reason."""
     stats = recording.trajectory.stats
     sampled = sum(completion.sampled_tokens for completion in recording.completions)
     if stats.sampled_tokens != sampled:
-        yield f"{sampled} tokens were sampled, the stats say {stats.sampled_tokens}"
+        yield f"{sampled} tokens were sampled, but the stats say {stats.sampled_tokens}"
     if stats.sampled_tokens != stats.trainable_tokens + sum(stats.excluded.values()):
         yield (
             f"the stats do not add up: {stats.sampled_tokens} sampled, {stats.trainable_tokens} trainable,"
@@ -206,16 +206,16 @@ def unaccounted(recording: Recording, traces: Sequence[Trace]) -> Iterator[str]:
         )
     trained = sum(int(trace.loss_mask.sum()) for trace in traces)
     if stats.trainable_tokens != trained:
-        yield f"{trained} tokens are trained, the stats say {stats.trainable_tokens}"
+        yield f"{trained} tokens are trained, but the stats say {stats.trainable_tokens}"
     times = Counter(name for trace in traces for name in trace.completion_ids)
     for completion in recording.completions:
         if times[completion.id] > 1:
             yield f"completion {completion.id} is trained {times[completion.id]} times"
         if times[completion.id] and (reason := exclusion(completion)) is not None:
-            yield f"completion {completion.id} is trained, though excluded: {reason}"
+            yield f"completion {completion.id} is trained although it is excluded: {reason}"
 
 
-def misaligned(trace: Trace) -> Iterator[str]:
+def alignment_problems(trace: Trace) -> Iterator[str]:
     lengths = [
         len(array) for array in (trace.response_ids, trace.loss_mask, trace.logprobs, trace.policy_versions)
     ]
@@ -229,11 +229,11 @@ def misaligned(trace: Trace) -> Iterator[str]:
         yield "a logprob is not finite"
     tokens = len(trace.prompt_ids) + len(trace.response_ids)
     if trace.routing is not None and len(trace.routing) != tokens:
-        yield f"the experts of {len(trace.routing)} tokens are known, of {tokens}"
+        yield f"the experts of {len(trace.routing)} out of {tokens} tokens are known"
 
 
 def spans_of(trace: Trace, completions: Mapping[str, Completion]) -> list[Span]:
-    """Where each completion that a trace trains stands in it, going by the mask."""
+    """Return the place in a trace of each completion that it trains, from the mask."""
     at = np.flatnonzero(trace.loss_mask) + len(trace.prompt_ids)
     limit = np.inf if trace.approximate_from is None else len(trace.prompt_ids) + trace.approximate_from
     spans: list[Span] = []
@@ -245,8 +245,8 @@ def spans_of(trace: Trace, completions: Mapping[str, Completion]) -> list[Span]:
     return spans
 
 
-def misplaced(trace: Trace, spans: Sequence[Span]) -> Iterator[str]:
-    """Trained tokens that are not what was sampled, or stand after something else than the policy saw."""
+def placement_problems(trace: Trace, spans: Sequence[Span]) -> Iterator[str]:
+    """Yield trained tokens that differ from what was sampled, or follow other tokens than the policy saw."""
     ids = np.concatenate([trace.prompt_ids, trace.response_ids])
     if int(trace.loss_mask.sum()) != sum(len(span.completion.sampled_ids) for span in spans):
         yield "its mask does not cover exactly what its completions sampled"
@@ -255,18 +255,18 @@ def misplaced(trace: Trace, spans: Sequence[Span]) -> Iterator[str]:
         completion = span.completion
         part = slice(span.start - len(trace.prompt_ids), span.end - len(trace.prompt_ids))
         if not np.array_equal(ids[span.start : span.end], completion.sampled_ids):
-            yield f"completion {completion.id} stands in it with other tokens than it sampled"
+            yield f"completion {completion.id} appears with other tokens than it sampled"
         elif not (
             np.array_equal(trace.logprobs[part], completion.logprobs)
             and np.array_equal(trace.policy_versions[part], completion.policy_versions)
         ):
-            yield f"completion {completion.id} stands in it with other logprobs or versions"
+            yield f"completion {completion.id} appears with other logprobs or versions"
         elif span.is_exact and not np.array_equal(ids[: span.start], completion.prompt_ids):
-            yield f"completion {completion.id} stands after other tokens than the policy saw"
+            yield f"completion {completion.id} follows other tokens than the policy saw"
 
 
-def uncompared(completion: Completion, logprobs_mode: str | None) -> Uncompared | None:
-    """Why a completion's logprobs are not those that an engine scores, or None."""
+def why_uncompared(completion: Completion, logprobs_mode: str | None) -> Uncompared | None:
+    """Return why a completion's logprobs differ from an engine's scores, or None."""
     used = completion.used
     if logprobs_mode == RAW:
         return None
@@ -289,10 +289,10 @@ async def _replay(
     model: ModelInfo,
     say: Say,
 ) -> None:
-    for number, (ids, spans) in enumerate(paths := covering(placed)):
+    for number, (ids, spans) in enumerate(paths := longest_traces(placed)):
         wanted: list[Span] = []
         for span in spans:
-            reason = uncompared(span.completion, logprobs_mode)
+            reason = why_uncompared(span.completion, logprobs_mode)
             if not span.is_exact:
                 reason = Uncompared.APPROXIMATE
             elif reason is None and span.end >= model.max_context:
@@ -307,15 +307,15 @@ async def _replay(
         say(f"{found.name}: {end} tokens, {number + 1} of {len(paths)}")
         scores = np.array(await engine.score(ids[:end].tolist()), np.float64)
         for span in wanted:
-            found.deltas.add(_compared(span, scores))
+            found.deltas.add(_compare(span, scores))
 
 
-def covering(placed: Sequence[tuple[Ids, list[Span]]]) -> list[tuple[Ids, list[Span]]]:
-    """The traces that are no beginning of another, each with the spans of those that are beginnings of it.
+def longest_traces(placed: Sequence[tuple[Ids, list[Span]]]) -> list[tuple[Ids, list[Span]]]:
+    """Return the traces that no other begins with, each with the spans of those it begins with.
 
-    Scoring a trace scores all its beginnings: ten turns that extend each other are one forward pass.
+    Scoring a trace scores all its prefixes: ten turns that extend each other take one forward pass.
     """
-    # As big-endian bytes a trace sorts right before those it is a beginning of.
+    # As big-endian bytes, a trace sorts right before those that begin with it.
     keys = [ids.astype(">u4").tobytes() for ids, _ in placed]
     covers: list[tuple[bytes, Ids, list[Span]]] = []
     for key, (ids, spans) in sorted(zip(keys, placed, strict=True), key=lambda pair: pair[0], reverse=True):
@@ -326,10 +326,10 @@ def covering(placed: Sequence[tuple[Ids, list[Span]]]) -> list[tuple[Ids, list[S
     return [(ids, spans) for _, ids, spans in covers]
 
 
-def _compared(span: Span, scores: NDArray[np.float64]) -> Deltas:
+def _compare(span: Span, scores: NDArray[np.float64]) -> Deltas:
     completion = span.completion
     deltas = np.abs(scores[span.start : span.end] - completion.logprobs)
-    # argmax finds a NaN first, if there is one.
+    # argmax returns a NaN if there is one.
     worst = int(deltas.argmax())
     where = f"completion {completion.id}, token {worst}"
     return Deltas(len(deltas), float(deltas.sum()), float(deltas[worst]), where)
@@ -346,10 +346,10 @@ def _other_policy(recording: Recording, model: ModelInfo) -> Iterator[str]:
 
 
 def recording_files(source: Path) -> list[Path]:
-    """The recordings at a path: the file itself, or all below a directory.
+    """Return the recordings at a path: the file itself, or all below a directory.
 
-    Every file that a data directory keeps as a recording counts as one, also if damage makes it look like
-    something else; in any other directory recordings are told by how they begin.
+    In a data directory, every file stored as a recording counts, even if damaged beyond recognition; in any
+    other directory, recordings are recognised by their first bytes.
     """
     if source.is_file():
         return [source]
@@ -357,13 +357,13 @@ def recording_files(source: Path) -> list[Path]:
         raise NotFound(f"{source}: no such file or directory")
     stored = source / RECORDINGS
     is_stored = stored.is_dir()
-    # What is being written has a hidden name.
+    # Files being written have hidden names.
     files = [path for path in (stored if is_stored else source).rglob("[!.]*") if path.is_file()]
     found = sorted(path for path in files if is_stored or is_recording(path))
     if not found:
-        raise InvalidInput(f"{source}: there is no recording in it")
+        raise InvalidInput(f"{source}: contains no recordings")
     return found
 
 
-def counted(reasons: Mapping[str, int]) -> str:
+def format_counts(reasons: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))

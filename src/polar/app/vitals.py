@@ -1,4 +1,4 @@
-"""The vital signs of a running system: two looks at its server, and what happened between them."""
+"""The state of a running system: two snapshots of its server, and what happened between them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from polar.models.dashboard import NodeOverview, Overview
 from polar.models.session import SessionStatus
 
 RECENT_MINUTES = 10
-"""Over which rewards are averaged."""
 
 
 class Samples:
-    """A page of metrics, to be asked by name and labels."""
+    """A metrics page, queried by name and label."""
 
     def __init__(self, page: str) -> None:
         self._found: dict[str, list[tuple[dict[str, str], float]]] = {}
@@ -28,11 +27,10 @@ class Samples:
                 self._found.setdefault(sample.name, []).append((sample.labels, sample.value))
 
     def total(self, name: str) -> float:
-        """The sum over all labels; 0 where the page does not have it."""
+        """Return the sum over all labels; 0 if the page lacks the metric."""
         return sum(value for _, value in self._found.get(name, ()))
 
     def by(self, name: str, label: str) -> dict[str, float]:
-        """Label → the sum over all others."""
         found: dict[str, float] = {}
         for labels, value in self._found.get(name, ()):
             if label in labels:
@@ -41,22 +39,20 @@ class Samples:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What a server showed at one moment."""
-
+class Snapshot:
     at: float
-    """Monotonic seconds."""
+    """The time in monotonic seconds."""
     overview: Overview
     samples: Samples
 
     @classmethod
-    def at_server(cls, client: Client) -> Self:
+    def of_server(cls, client: Client) -> Self:
         overview, page = client.overview(), client.metrics()
         return cls(time.monotonic(), overview, Samples(page))
 
 
 class PoolSigns(Frozen):
-    """A pool of the node that runs in the server's process."""
+    """A pool of the node in the server's process."""
 
     name: str
     occupied: int
@@ -64,20 +60,20 @@ class PoolSigns(Frozen):
 
 
 class EngineSigns(Frozen):
-    """An engine of that node; None: it does not say."""
+    """An engine of that node; None for values it does not report."""
 
     url: str
     is_up: bool
     running: int | None = None
     waiting: int | None = None
     kv_usage: float | None = None
-    """From 0 to 1, as the next."""
+    """The fraction of the KV cache in use, from 0 to 1."""
     prefix_hits: float | None = None
-    """The share of all prompt tokens that came from its prefix cache."""
+    """The fraction of prompt tokens that came from its prefix cache, from 0 to 1."""
 
 
 class Vitals(Frozen):
-    """What `polar top` shows. Rates are those since the look before, as the server's own process counts."""
+    """What `polar top` shows, with rates since the previous snapshot, as the server's process counts them."""
 
     sessions: dict[SessionStatus, int]
     policy_version: int
@@ -87,21 +83,21 @@ class Vitals(Frozen):
     completions_per_second: float
     first_token_p50: float | None
     first_token_p95: float | None
-    """Seconds, of the completions since the look before; None: there were none."""
+    """Seconds, over the completions since the previous snapshot; None if there were none."""
     mean_reward: float | None
-    """Of the sessions that ended in the last minutes."""
+    """The mean over sessions that ended in the last minutes."""
     usable_share: float | None
-    """The share of these sessions that a trainer can use."""
+    """The fraction of these sessions that a trainer can use."""
     nodes: tuple[NodeOverview, ...]
     pools: tuple[PoolSigns, ...]
     engines: tuple[EngineSigns, ...]
 
     @classmethod
-    def between(cls, before: Look, now: Look) -> Self:
+    def between(cls, before: Snapshot, now: Snapshot) -> Self:
         overview, seconds = now.overview, max(now.at - before.at, 1e-3)
 
         def rate(name: str) -> float:
-            # A counter that fell was reset by a restart.
+            # A counter that decreased was reset by a restart.
             return max(now.samples.total(name) - before.samples.total(name), 0.0) / seconds
 
         recent = [minute for minute in overview.minutes[-RECENT_MINUTES:] if minute.ended]
@@ -127,7 +123,7 @@ class Vitals(Frozen):
 
 
 def quantile(buckets: Mapping[float, float], share: float) -> float | None:
-    """The value below which this share lies; buckets map an upper bound to the count at or below it."""
+    """Return the quantile of a histogram, whose buckets map an upper bound to the count up to it."""
     bounds = sorted(buckets.items())
     if not bounds or not bounds[-1][1]:
         return None
@@ -136,7 +132,7 @@ def quantile(buckets: Mapping[float, float], share: float) -> float | None:
         if count >= wanted:
             if bound == float("inf"):
                 return lower
-            # Rounding may go beyond the bucket's end.
+            # Rounding may exceed the bucket's end.
             return min(bound, lower + (bound - lower) * (wanted - below) / max(count - below, 1e-9))
         lower, below = bound, count
     return None

@@ -1,4 +1,4 @@
-"""Directories in the user's cache that are made once, whole or not at all, whoever asks first."""
+"""Directories in the user's cache, created atomically by whichever process needs them first."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _MAY_MAKE: ContextVar[bool] = ContextVar("polar_assets_may_be_made", default=Tru
 
 
 class DownloadFailed(PolarError):
-    """Something pinned could not be fetched; the message says which, the hint what to do."""
+    """A pinned download failed; the message says which, the hint what to do."""
 
 
 def asset(name: str, make: Callable[[Path], None]) -> Path:
-    """The directory `name` of the cache, filled by `make(empty directory)` if it is not there yet.
+    """Return the directory `name` of the cache; if it is missing, `make(empty directory)` fills it.
 
-    Several processes may ask at once: one makes it, the others wait. The directory appears by a
-    rename, so a process that dies half-way leaves nothing that looks finished.
+    If several processes ask, one makes it and the others wait. The directory appears by a rename, so a
+    process that dies half-way leaves nothing that looks finished.
     """
     target = cache_dir() / name
     if target.is_dir():
         return target
     if not _MAY_MAKE.get():
-        raise NotInstalled(f"{name} is not in the cache", hint="it is fetched when it is first needed")
+        raise NotInstalled(f"{name} is not in the cache", hint="it is downloaded on first use")
     target.parent.mkdir(parents=True, exist_ok=True)
     with locked(target.parent / f".{target.name}.lock"):
         if not target.is_dir():
@@ -43,13 +43,13 @@ def asset(name: str, make: Callable[[Path], None]) -> Path:
 
 
 def lock_tag(lock: Path) -> str:
-    """For names in the cache: what a lock file lists, so that another list is another directory."""
+    """Return a tag for names in the cache that changes with the content of a lock file."""
     return hashlib.sha256(lock.read_bytes()).hexdigest()[:8]
 
 
 @contextmanager
 def without_making() -> Iterator[None]:
-    """In the block, also in threads that asyncio starts from it, what is not there is NotInstalled."""
+    """Raise NotInstalled instead of making assets, here and in threads that asyncio starts in the block."""
     token = _MAY_MAKE.set(False)
     try:
         yield
@@ -63,7 +63,7 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def run_tool(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end with its output captured and nothing to read."""
+    """Run a command to its end, capturing its output, without standard input."""
     return subprocess.run(
         command,
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Node.js with npm, from the wheel that carries its official build, and pinned packages of npm."""
+"""Node.js with npm, from the wheel that carries its official build, and pinned npm packages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NPM_CLI = Path("lib/node_modules/npm/bin/npm-cli.js")
 
 
 def node() -> Path:
-    """The root of a Node.js installation: `bin/node`, `bin/npm` and npm itself below `lib`."""
+    """Return the root of a Node.js installation, with `bin/node`, `bin/npm` and npm itself below `lib`."""
     return asset(f"node-{NODE_VERSION}-{sysconfig.get_platform()}", _make)
 
 
@@ -48,9 +48,9 @@ def _make(into: Path) -> None:
 
 
 def unpack_npm(package: str, version: str, integrity: str, into: Path) -> None:
-    """Fetch `package@version` alone, without what it depends on: `into` then holds its package.json.
+    """Fetch `package@version` without its dependencies; `into` then holds its package.json.
 
-    `integrity` is the `sha512-…` of the tarball as lock files have it; another tarball is refused.
+    `integrity` is the tarball's `sha512-…` as lock files have it; any other tarball is refused.
     """
     place = f"node_modules/{package}"
     wanted = {"": {"dependencies": {package: version}}, place: {"version": version, "integrity": integrity}}
@@ -62,7 +62,7 @@ def unpack_npm(package: str, version: str, integrity: str, into: Path) -> None:
 
 
 def install_npm(lock: Path, into: Path) -> None:
-    """Install all packages of a lock file into `into/node_modules`; one without a hash there is refused."""
+    """Install every package of a lock file into `into/node_modules`, refusing any without a hash."""
     locked = json.loads(lock.read_text())
     if unlocked := [name for name, about in locked["packages"].items() if name and "integrity" not in about]:
         raise DownloadFailed(f"{lock.name} has no hash for {', '.join(unlocked)}")
@@ -70,10 +70,10 @@ def install_npm(lock: Path, into: Path) -> None:
 
 
 def _install(lock: dict[str, Any], into: Path) -> None:
-    """Have npm install what a lock lists, from whatever registry it is set up for.
+    """Install what a lock file lists, from the registry npm is configured for.
 
-    A package with another hash than the lock's is refused. No package's scripts are run: what a harness
-    would build or copy at installation is named by its preset instead.
+    A package whose hash differs is refused. Install scripts are not run: a harness preset names what it
+    needs built or copied.
     """
     root = lock["packages"][""]
     wanted = " ".join(f"{name}@{version}" for name, version in root["dependencies"].items())
@@ -89,13 +89,12 @@ def _install(lock: dict[str, Any], into: Path) -> None:
 
 
 def _npm(*arguments: str) -> list[str]:
-    """A command of the cached Node's npm that runs no package's scripts."""
     root = node()
     return [str(root / "bin" / "node"), str(root / NPM_CLI), *arguments, "--ignore-scripts"]
 
 
 def _reason(stderr: str) -> str:
-    """npm's own words: the code and the first line that says more than the code."""
+    """Return the error code and the first line that says more than the code."""
     prefixes = ("npm error ", "npm ERR! ")
     said = [
         line.removeprefix(prefix).strip()
@@ -104,13 +103,13 @@ def _reason(stderr: str) -> str:
         if line.startswith(prefix)
     ]
     words = [line for line in said if line and not line.startswith(("A complete log", "Log files"))]
-    return "; ".join(words[:2]) or "no package came"
+    return "; ".join(words[:2]) or "npm downloaded no package"
 
 
 def native(name: str, version: str, lock: Path) -> Path:
-    """The unpacked package of this machine's build.
+    """Return the unpacked package of this machine's build.
 
-    `lock` has the package, version and integrity of each build by `system-machine`, as in linux-x86_64.
+    `lock` has the package, version and integrity of each build by `system-machine`, such as linux-x86_64.
     """
     here = f"{platform.system()}-{platform.machine()}".lower()
     builds = json.loads(lock.read_text())

@@ -13,19 +13,18 @@ from polar.assets.cache import DownloadFailed, run_tool
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """One release of a package, and the files of it that may be taken."""
+    """One release of a package and the hashes of the files that may be installed."""
 
     requirement: str
     """`name==version`."""
     sha256: Sequence[str]
-    """The hashes of its files, one for each platform."""
 
     def __str__(self) -> str:
         return self.requirement
 
 
 def unpack_wheel(wheel: Wheel, into: Path) -> None:
-    """Fetch a wheel with pip (whatever index pip is set up for) and unpack it; other files are refused."""
+    """Download a wheel with pip, from the index pip is configured for, and unpack it; check its hash."""
     into.mkdir(parents=True, exist_ok=True)
     lock = into / "wheel.txt"
     lock.write_text(" ".join([wheel.requirement, *(f"--hash=sha256:{digest}" for digest in wheel.sha256)]))
@@ -34,7 +33,7 @@ def unpack_wheel(wheel: Wheel, into: Path) -> None:
 
 
 def _install(lock: Path, into: Path, *, failure: str, check: str) -> None:
-    """Run pip on a lock file; DownloadFailed tells how to `check` what is wrong by hand."""
+    """Run pip on a lock file; on failure, DownloadFailed says how to check by hand."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:"]
     run = run_tool([*command, "--require-hashes", "--requirement", str(lock), "--target", str(into)])
     if run.returncode != 0:
@@ -45,32 +44,30 @@ def _install(lock: Path, into: Path, *, failure: str, check: str) -> None:
 
 
 def pip_reason(stderr: str) -> str:
-    """Why pip failed, in a line."""
+    """Return why pip failed, on one line."""
     if "DO NOT MATCH THE HASHES" in stderr:
-        return "the index has other files than the pinned ones (their hashes differ)"
+        return "the index serves files whose hashes differ from the pinned ones"
     said = [line.removeprefix("ERROR:").strip() for line in stderr.splitlines() if line.startswith("ERROR:")]
-    return said[-1] if said else "no package came"
+    return said[-1] if said else "pip downloaded no package"
 
 
 PYTHON_TAG = f"py{sys.version_info.major}.{sys.version_info.minor}-{sysconfig.get_platform()}"
-"""For names in the cache: packages with compiled parts serve one version on one platform."""
+"""Part of names in the cache, since compiled packages fit one Python version on one platform."""
 
 
 def python_root() -> Path:
-    """The installation this interpreter belongs to, below which its virtual environments find their parts."""
+    """Return the installation that this interpreter belongs to, which virtual environments refer to."""
     return Path(sys.base_prefix)
 
 
 def python_program() -> Path:
-    """The interpreter itself, relative to `python_root`."""
     return Path("bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
 
 
 def install_python(lock: Path, into: Path) -> None:
-    """Install all packages of a lock file (whatever index pip is set up for) as importable below `into`.
+    """Install every package of a lock file below `into`, from the index pip is configured for.
 
-    A package without a hash in the lock, or with another than that, is refused; so is one that has to be
-    built, for that runs code.
+    A package is refused if its hash is missing or differs, or if it has to be built: that runs code.
     """
     check = f"--require-hashes --requirement {lock} --dry-run"
     failure = f"could not install the packages of {lock.name} with pip"

@@ -1,4 +1,4 @@
-"""What comes with the package itself: example tasks and runs, and the policy that they begin with."""
+"""Files that come with the package: example tasks and runs, and the warm start they use."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from pathlib import Path
 from polar.errors import InvalidInput
 
 EXAMPLES = Path(__file__).parent / "examples"
-"""In a clone these are links to the directory `examples` of the project; a wheel holds the files."""
+"""In a clone this is full of links to the project's `examples` directory; a wheel holds the files."""
 WARM_START = EXAMPLES / "warm-start"
-"""A LoRA adapter to the default model, which has seen how such tasks are solved; examples/grpo-pi made it."""
+"""A LoRA adapter for the default model, trained on such tasks by examples/grpo-pi."""
 _LEFT_OUT = ("__pycache__", ".egg-info")
 
 
 def copy_examples(into: Path) -> list[Path]:
-    """Write the examples below a directory; where a file there differs, refuse and write nothing."""
+    """Copy the examples below a directory; if a file there differs, refuse and write nothing."""
     found = (file for directory in EXAMPLES.iterdir() for file in directory.rglob("*") if file.is_file())
     files = sorted(file for file in found if not file.parent.name.endswith(_LEFT_OUT))
     copies = {into / file.relative_to(EXAMPLES): file.read_bytes() for file in files}
     try:
         _copy(copies)
     except OSError as error:
-        raise InvalidInput(f"{into}: cannot be written to: {error.strerror}") from None
+        raise InvalidInput(f"{into}: cannot write: {error.strerror}") from None
     return list(copies)
 
 

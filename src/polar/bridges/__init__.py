@@ -1,1 +1,1 @@
-"""Bridges to trainers: sessions of a rollout server in the form that each of them learns from."""
+"""Bridges to trainers: a rollout server's sessions in the types that each trainer learns from."""

@@ -1,8 +1,8 @@
 """NeMo Gym: an agent server whose agent is a harness in a Polar session.
 
 `/run` is one rollout: the resources server seeds its session, Polar runs the harness, the resources server
-verifies what came of it; its cookies travel along. Without a resources server the task's own evaluator is the
-judge. NeMo RL takes one sequence a session.
+verifies the result, with its cookies passed along. Without a resources server, the task's own evaluator
+scores. NeMo RL takes one sequence per session.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 
-from polar.bridges.sessions import TASK, Aligned, ScoredSession, aligned, as_document, one_session
+from polar.bridges.sessions import TASK, Aligned, ScoredSession, align, as_document, one_session
 from polar.client import AsyncClient
 from polar.dialects.responses_output import message_item, text_part
 from polar.errors import InvalidInput, PolarError, Unavailable, explain
@@ -34,11 +34,10 @@ from polar.recordings.tree import path
 Body = dict[str, Any]
 
 RESOURCES_SECONDS = 1_800.0
-"""How long a resources server may take to seed or to verify."""
 
 COMPLETED = "completed"
 TASK_INDEX = "_ng_task_index"
-"""In the bodies of rollouts: which of them are of one task."""
+"""The field that identifies rollouts of the same task."""
 
 
 class Agent:
@@ -52,7 +51,7 @@ class Agent:
         token: str | None = None,
         resources: str | None = None,
     ) -> None:
-        """`template` is what all tasks have in common: harness, runtime, evaluator. `resources` is a URL."""
+        """Share `template` (harness, runtime, evaluator) among all tasks; `resources` is a URL."""
         self._template = template
         self._client = AsyncClient(server, token)
         self._resources = resources
@@ -61,12 +60,12 @@ class Agent:
         await self._client.close()
 
     async def run(self, body: Body, cookies: Mapping[str, str]) -> Body:
-        """One rollout: seed, run, verify."""
+        """Run one rollout: seed, run, verify."""
         async with self._episode(cookies) as resources:
             if resources is not None:
                 await _post(resources, "/seed_session", body)
             session = await self._session(body)
-            answer = response(session, asked_of(body))
+            answer = response(session, model_request(body))
             is_masked = not session.traces
             found = {"reward": session.reward or 0.0}
             if resources is not None and session.reward is not None:
@@ -82,23 +81,23 @@ class Agent:
         }
 
     async def responses(self, asked: Body) -> Body:
-        """The agent's answer alone: no resources server, no verdict."""
+        """Return the agent's answer without resources server or verdict."""
         session = await self._session({"responses_create_params": asked})
         return response(session, asked)
 
     async def _session(self, body: Body) -> ScoredSession:
-        temperature = asked_of(body).get("temperature")
+        temperature = model_request(body).get("temperature")
         task = task_of(body, self._template)
         session = await one_session(self._client, task, 1.0 if temperature is None else float(temperature))
-        return session.narrowed()
+        return session.with_one_trace()
 
     @asynccontextmanager
     async def _episode(self, cookies: Mapping[str, str]) -> AsyncIterator[aiohttp.ClientSession | None]:
-        """A connection to the resources server with cookies of its own: by them it tells rollouts apart."""
+        """Connect to the resources server with the cookies by which it identifies the rollout."""
         if self._resources is None:
             yield None
             return
-        # Gym's servers are reached by address, for which a cookie jar is strict unless told otherwise.
+        # Gym's servers are reached by IP address, for which cookie jars refuse cookies by default.
         jar = aiohttp.CookieJar(unsafe=True)
         timeout = aiohttp.ClientTimeout(total=RESOURCES_SECONDS)
         async with aiohttp.ClientSession(
@@ -108,8 +107,6 @@ class Agent:
 
 
 def app(agent: Agent) -> FastAPI:
-    """The agent's HTTP interface."""
-
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
@@ -127,7 +124,7 @@ def app(agent: Agent) -> FastAPI:
 
     @made.post("/aggregate_metrics")
     async def aggregate_metrics(body: Body) -> Body:
-        return aggregated(body.get("verify_responses") or [])
+        return aggregate(body.get("verify_responses") or [])
 
     @made.exception_handler(PolarError)
     async def refuse(_: Request, error: PolarError) -> JSONResponse:
@@ -137,11 +134,11 @@ def app(agent: Agent) -> FastAPI:
 
 
 def task_of(body: Body, template: Mapping[str, Any]) -> TaskSpec:
-    """The row's task: what it says itself, over the template, over its input as the instruction."""
+    """Build the row's task: its own fields override the template's, and its input is the instruction."""
     given = as_document(body.get(TASK) or {})
     if not isinstance(given, dict):
         raise InvalidInput(f"{TASK}: must be a mapping")
-    instruction = "\n\n".join(_texts(asked_of(body).get("input") or ""))
+    instruction = "\n\n".join(_texts(model_request(body).get("input") or ""))
     try:
         return TaskSpec.model_validate(
             {"id": "nemo-gym", "instruction": instruction, **template, **given, "samples": 1}
@@ -150,8 +147,8 @@ def task_of(body: Body, template: Mapping[str, Any]) -> TaskSpec:
         raise InvalidInput(f"the row's task: {explain(error)}") from None
 
 
-def aggregated(verified: Iterable[Mapping[str, Any]]) -> Body:
-    """Statistics of every number in the verdicts, over all rollouts and over those of each task."""
+def aggregate(verified: Iterable[Mapping[str, Any]]) -> Body:
+    """Return statistics of every number in the verdicts, over all rollouts and per task."""
     tasks: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
     for one in verified:
         tasks[one.get(TASK_INDEX)].append(one)
@@ -163,8 +160,8 @@ def aggregated(verified: Iterable[Mapping[str, Any]]) -> Body:
     }
 
 
-def asked_of(body: Body) -> Body:
-    """What the row asks the model for, in OpenAI's words."""
+def model_request(body: Body) -> Body:
+    """Return the row's request to the model, in OpenAI's format."""
     asked: Body = body.get("responses_create_params") or {}
     return asked
 
@@ -189,7 +186,6 @@ def _statistics(verdicts: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _texts(given: Any) -> Iterable[str]:
-    """The text of a response's input: one string, or messages of strings or of parts."""
     if isinstance(given, str):
         yield given
     elif isinstance(given, Mapping):
@@ -213,19 +209,19 @@ async def _post(resources: aiohttp.ClientSession, path: str, body: Body) -> Body
 
 
 def response(session: ScoredSession, asked: dict[str, Any]) -> dict[str, Any]:
-    """The session as one OpenAI response, with the tokens that are trained on the items of their model calls.
+    """Return the session as one OpenAI response whose items carry the trained tokens of their model calls.
 
-    A trainer reads the items that carry tokens in order, and each prompt must begin with all that came before
-    it. So prompts are what stands before in the trace, not what the call was sent: where the two differ
-    (sampled answers that the next prompt holds in other tokens), the trace is what is trained. Tokens that
-    must not be trained are part of the next prompt. Where nothing can be learnt, the output is empty.
+    A trainer reads items with tokens in order, and each prompt must begin with everything before it. So
+    prompts are taken from the trace rather than from the calls: where the two differ (because the next
+    prompt tokenises a sampled answer differently), the trace is what is trained. Tokens that must not be
+    trained become part of the next prompt. If there is nothing to learn, the output is empty.
     """
     output: list[dict[str, Any]] = []
     created_at = 0.0
     if session.recording is not None:
         for trace in session.traces:
             places = list(_places(session.recording, trace))
-            output += _items(places, aligned(trace))
+            output += _items(places, align(trace))
             created_at = places[0][0].started_at
     return {
         "id": f"resp_{session.result.session_id}",
@@ -241,7 +237,6 @@ def response(session: ScoredSession, asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def _places(recording: Recording, trace: Trace) -> Iterator[tuple[Completion, slice]]:
-    """The model calls that the trace was built of, each with the place of what it sampled."""
     by_id = {one.id: one for one in recording.completions}
     segments = recording.trajectory.segments
     last = trace.completion_ids[-1]
@@ -260,9 +255,9 @@ def _items(places: list[tuple[Completion, slice]], whole: Aligned) -> Iterator[d
     before: Completion | None = None
     for number, (call, place) in enumerate(places):
         if before is not None:
-            # After what was asked before and what was answered to it.
-            yield from _given(call.messages[len(before.messages) + 1 :], number)
-        *others, last = _said(call)
+            # New input since the previous call and its answer.
+            yield from _input_items(call.messages[len(before.messages) + 1 :], number)
+        *others, last = _output_items(call)
         yield from others
         *cut_off, end = _generations(whole, place) or [{}]
         for part, generation in enumerate(cut_off):
@@ -272,7 +267,7 @@ def _items(places: list[tuple[Completion, slice]], whole: Aligned) -> Iterator[d
 
 
 def _generations(whole: Aligned, place: slice) -> list[dict[str, Any]]:
-    """The trained runs of what a call sampled: one, unless a token in the midst of it must not be trained."""
+    """Return the trained runs of a call: one, unless a token inside it must not be trained."""
     edges = np.flatnonzero(np.diff(whole.mask[place], prepend=0, append=0)) + place.start
     return [
         {
@@ -286,15 +281,15 @@ def _generations(whole: Aligned, place: slice) -> list[dict[str, Any]]:
 
 
 def _envelope(routing: Routing) -> str:
-    """The experts of tokens as NeMo RL reads them; -1 where they are not known, and its router decides."""
+    """Encode the experts of tokens for NeMo RL; -1 marks unknown ones, for which its router decides."""
     known = routing.any((1, 2), keepdims=True)
     told = np.where(known, routing.astype(np.int16), np.int16(-1))
     shape = "x".join(map(str, told.shape))
     return f"nrlre1:int16:{shape}:{base64.b64encode(told.astype('<i2').tobytes()).decode()}"
 
 
-def _said(call: Completion) -> list[dict[str, Any]]:
-    """What the model gave: at least one item, so that its tokens have a place."""
+def _output_items(call: Completion) -> list[dict[str, Any]]:
+    """Return the model's output: at least one item, so that its tokens have a place."""
     message, items = call.response, []
     if message.reasoning:
         summary = [{"type": "summary_text", "text": message.reasoning}]
@@ -315,8 +310,7 @@ def _said(call: Completion) -> list[dict[str, Any]]:
     return items
 
 
-def _given(messages: tuple[Message, ...], turn: int) -> Iterator[dict[str, Any]]:
-    """What the harness answered before it called again."""
+def _input_items(messages: tuple[Message, ...], turn: int) -> Iterator[dict[str, Any]]:
     for number, message in enumerate(messages):
         match message.role:
             case Role.TOOL:

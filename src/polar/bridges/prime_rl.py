@@ -1,8 +1,8 @@
 """prime-rl: training samples of a group of Polar sessions, for its trainer's transport.
 
-prime-rl's orchestrator computes advantages and packs samples for the trainer; `training_samples` stands in
-its place for one group. A sample is one trace without a split: mask, logprobs, temperatures and advantages
-all have the length of prompt and response together.
+prime-rl's orchestrator computes advantages and packs samples for the trainer; `training_samples` replaces it
+for one group. A sample is a whole trace: mask, logprobs, temperatures and advantages cover prompt and
+response together.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from polar.bridges.sessions import ScoredSession, advantages, aligned, trainer_module
+from polar.bridges.sessions import ScoredSession, advantages, align, trainer_module
 from polar.models.trace import Trace
 from polar.trajectory.learnable import Advantage
 
@@ -26,10 +26,7 @@ def training_samples(
     temperature: float = 1.0,
     advantage: Advantage = Advantage.GROUP,
 ) -> list[Any]:
-    """A sample for each trace of a group's sessions.
-
-    None where all rewards are equal: then there is nothing to learn. Sessions that failed are not compared.
-    """
+    """Return one sample per trace of a group's sessions; none if all rewards are equal."""
     worth = advantages(sessions, advantage)
     if not any(map(any, worth)):
         return []
@@ -41,7 +38,7 @@ def training_samples(
 
 
 def _sample(trace: Trace, advantage: float, env_name: str, temperature: float) -> Any:
-    whole = aligned(trace)
+    whole = align(trace)
     return _prime_rl.TrainingSample(
         token_ids=whole.ids.tolist(),
         mask=(whole.mask == 1).tolist(),

@@ -1,7 +1,7 @@
 """Sessions as trainers take them: tasks are rolled out and come back as rewards, traces and advantages.
 
-Every bridge begins here. A session has one trace or several (sub-agents, compacted contexts); a bridge whose
-trainer takes one sequence per session narrows it, and whatever is left out on the way is counted by name.
+Every bridge builds on this. A session has one or more traces (sub-agents, compacted contexts); a bridge whose
+trainer takes one sequence per session keeps one, and everything left out is counted by reason.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from polar.trajectory.learnable import (
 from polar.trajectory.materialise import materialise
 
 TASK = "polar_task"
-"""In a trainer's row: the task, as JSON or as a mapping."""
+"""The key of the task, as JSON or as a mapping, in a trainer's row."""
 
 
 def trainer_module(name: str, *, hint: str) -> Any:
-    """The module with a trainer's types, from a package that Polar does not depend on."""
+    """Import the module with a trainer's types, from a package that Polar does not depend on."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -51,32 +51,33 @@ def trainer_module(name: str, *, hint: str) -> Any:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ScoredSession(EndedSession):
-    """An ended session with what can be learnt from it.
+    """An ended session with what can be learned from it.
 
-    The tokens that its traces train and those counted in `excluded` are together what its recording says is
-    trainable.
+    The tokens that its traces train and those counted in `excluded` add up to the trainable tokens of its
+    recording.
     """
 
     traces: tuple[Trace, ...] = ()
-    """Each has at least one trained token; none where the session has no reward or no recording."""
+    """Traces with at least one trained token each; none if the session has no reward or no recording."""
     excluded: Counter[str]
 
     @property
     def trained_tokens(self) -> int:
         return sum(map(trained_tokens, self.traces))
 
-    def narrowed(self) -> ScoredSession:
-        """Only the trace that trains most, for trainers that take one sequence per session."""
+    def with_one_trace(self) -> ScoredSession:
+        """Keep the trace that trains the most tokens, for trainers that take one sequence per session."""
         best = max(self.traces, key=trained_tokens, default=None)
         return self if best is None else self._with((best,), Excluded.TOKENS_BEYOND_ONE_TRACE)
 
-    def cut(self, prompt_tokens: int, response_tokens: int) -> ScoredSession:
-        """As much of each trace as a trainer with these limits takes.
+    def truncated(self, prompt_tokens: int, response_tokens: int) -> ScoredSession:
+        """Cut each trace to a trainer's limits.
 
-        A prompt is never cut: its trace would train tokens in a context that the policy did not have.
+        Traces with longer prompts are dropped: cutting a prompt would train tokens in a context that the
+        policy did not have.
         """
         fitting = (
-            _shortened(trace, response_tokens)
+            _truncate(trace, response_tokens)
             for trace in self.traces
             if len(trace.prompt_ids) <= prompt_tokens
         )
@@ -84,8 +85,8 @@ class ScoredSession(EndedSession):
             tuple(trace for trace in fitting if trace.loss_mask.any()), Excluded.TOKENS_OVER_LENGTH
         )
 
-    def routed(self) -> ScoredSession:
-        """Only traces whose tokens all have their experts, for trainers that replay them and know no gaps."""
+    def with_routing(self) -> ScoredSession:
+        """Keep only traces whose tokens all have recorded experts, for trainers that replay routing."""
         whole = (trace for trace in self.traces if trace.routing is not None and not trace.unrouted_tokens)
         return self._with(tuple(whole), Excluded.TOKENS_UNROUTED)
 
@@ -94,12 +95,12 @@ class ScoredSession(EndedSession):
         return replace(self, traces=traces, excluded=+(self.excluded + lost))
 
 
-def scored(session: EndedSession, temperature: float) -> ScoredSession:
-    """What a trainer that computes logprobs at this temperature can learn from a session."""
+def scored_session(session: EndedSession, temperature: float) -> ScoredSession:
+    """Return what a trainer that computes logprobs at this temperature can learn from a session."""
     result, recording = session.result, session.recording
     excluded: Counter[str] = Counter()
-    if session.reward is None:
-        excluded[Excluded.SESSIONS_FAILED] += 1
+    if session.unscored is not None:
+        excluded[session.unscored] += 1
         return ScoredSession(result, recording, excluded=excluded)
     if recording is None:
         unreadable, untrainable = Excluded.SESSIONS_UNREADABLE, Excluded.SESSIONS_UNTRAINABLE
@@ -108,7 +109,7 @@ def scored(session: EndedSession, temperature: float) -> ScoredSession:
     if not recording.trajectory.traces:
         excluded[Excluded.SESSIONS_UNTRAINABLE] += 1
     found = [
-        # How stale a token may be is for the trainer to say: it gets the versions.
+        # The trainer decides how stale a token may be: it gets the versions.
         learnable(materialise(recording.trajectory, ref), recording, temperature, excluded)
         for ref in recording.trajectory.traces
     ]
@@ -117,11 +118,15 @@ def scored(session: EndedSession, temperature: float) -> ScoredSession:
 
 
 def advantages(group: Sequence[ScoredSession], kind: Advantage = Advantage.GROUP) -> list[list[float]]:
-    """For each session, the advantage of each of its traces, by its share of the session's reward.
+    """Return the advantage of each trace of each session, by its share of the session's reward.
 
-    Each session counts once; one that failed is not compared. All are 0 where no two rewards differ: then
-    there is nothing to learn.
+    Each session counts once, and failed sessions are not compared. If all rewards are equal, all
+    advantages are 0: there is nothing to learn.
     """
+    if kind.is_of_trees:
+        raise InvalidInput(
+            f"advantage {kind}: bridges compare whole sessions", hint="choose group, mean or leave_one_out"
+        )
     rewards = [[] if session.reward is None else [session.reward] for session in group]
     return [
         [
@@ -134,7 +139,7 @@ def advantages(group: Sequence[ScoredSession], kind: Advantage = Advantage.GROUP
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a trainer wants rolled out."""
+    """A task and the number of samples that a trainer wants of it."""
 
     task: TaskSpec
     samples: int = 1
@@ -143,25 +148,32 @@ class Order:
 async def roll_out_groups(
     client: AsyncClient, orders: Sequence[Order], temperature: float = 1.0
 ) -> list[tuple[ScoredSession, ...]]:
-    """Each order's sessions in the order of their samples, once all have ended."""
+    """Roll out all orders, then return each order's sessions sorted by sample.
+
+    Trainers count on the number of sessions that they asked for, so tasks have no branches here.
+    """
     run = secrets.token_hex(4)
     tasks = [
-        training_task(order.task, f"{run}-{number}", order.samples, temperature)
+        training_task(
+            order.task.model_copy(update={"branching": None}), f"{run}-{number}", order.samples, temperature
+        )
         for number, order in enumerate(orders)
     ]
     found: dict[str, list[RolledOut]] = {task.id: [] for task in tasks}
     await roll_out(client, tasks, lambda ended: found[ended.task.id].append(ended))
     return await asyncio.to_thread(
         lambda: [
-            tuple(scored(one, temperature) for one in sorted(group, key=lambda one: one.result.sample))
+            tuple(
+                scored_session(one, temperature) for one in sorted(group, key=lambda one: one.result.sample)
+            )
             for group in found.values()
         ]
     )
 
 
 async def one_session(client: AsyncClient, task: TaskSpec, temperature: float = 1.0) -> ScoredSession:
-    """One session of a task, for trainers that ask for the samples of a group one by one."""
-    # With a fixed seed all of the group would be the same.
+    """Roll out one session, for trainers that ask for the samples of a group one by one."""
+    # With a fixed seed, all samples of the group would be identical.
     sampling = task.sampling.model_copy(update={"seed": None})
     ((session,),) = await roll_out_groups(
         client, [Order(task.model_copy(update={"sampling": sampling}))], temperature
@@ -170,7 +182,6 @@ async def one_session(client: AsyncClient, task: TaskSpec, temperature: float = 
 
 
 def task_of(row: Mapping[str, Any]) -> TaskSpec:
-    """The task that a trainer's row carries."""
     given = row.get(TASK)
     if given is None:
         raise InvalidInput(f"the row has no {TASK!r}", hint="make rows with polar.bridges.sessions.task_row")
@@ -181,7 +192,7 @@ def task_of(row: Mapping[str, Any]) -> TaskSpec:
 
 
 def as_document(given: Any) -> Any:
-    """What a row carries: an object, or its text, so that tasks of any form fit one schema."""
+    """Return a row's value as an object; rows may carry it as JSON, so that any task fits one schema."""
     try:
         return json.loads(given) if isinstance(given, str) else given
     except ValueError as error:
@@ -189,7 +200,6 @@ def as_document(given: Any) -> Any:
 
 
 def task_row(task: TaskSpec) -> dict[str, str]:
-    """A task as a trainer's row carries it."""
     return {TASK: task.model_dump_json(exclude_defaults=True)}
 
 
@@ -197,9 +207,10 @@ _CLIENTS: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncClient] = WeakKeyDic
 
 
 def client_of_this_loop() -> AsyncClient:
-    """The server that $POLAR_SERVER and $POLAR_TOKEN name, for bridges that trainers call as bare functions.
+    """Return the client of this event loop, for bridges that trainers call as plain functions.
 
-    One for each event loop: making one takes as long as many requests do.
+    The server is given by $POLAR_SERVER and $POLAR_TOKEN. The client is reused, since creating one takes as
+    long as many requests.
     """
     loop = asyncio.get_running_loop()
     if loop not in _CLIENTS:
@@ -220,14 +231,14 @@ class Aligned:
     versions: Versions
     routing: Routing | None = None
 
-    def up_to_the_last_trained(self) -> Aligned:
-        """Without the tokens at the end that are not trained: nothing that is trained stands after them."""
+    def without_untrained_tail(self) -> Aligned:
+        """Cut untrained tokens at the end, which no trained token follows."""
         end = int(np.flatnonzero(self.mask)[-1]) + 1
         routing = None if self.routing is None else self.routing[:end]
         return Aligned(self.ids[:end], self.mask[:end], self.logprobs[:end], self.versions[:end], routing)
 
 
-def aligned(trace: Trace) -> Aligned:
+def align(trace: Trace) -> Aligned:
     prompt = len(trace.prompt_ids)
     return Aligned(
         np.concatenate([trace.prompt_ids, trace.response_ids]),
@@ -239,7 +250,7 @@ def aligned(trace: Trace) -> Aligned:
 
 
 def response_lists(trace: Trace) -> tuple[list[int], list[int], list[int], list[float]]:
-    """Prompt, response, mask and logprobs, for trainers that take prompt and response apart."""
+    """Return prompt, response, mask and logprobs, for trainers that separate prompt and response."""
     return (
         trace.prompt_ids.tolist(),
         trace.response_ids.tolist(),
@@ -249,9 +260,10 @@ def response_lists(trace: Trace) -> tuple[list[int], list[int], list[int], list[
 
 
 def routes(trace: Trace | None, layers: int, experts: int) -> NDArray[np.int16]:
-    """[tokens, layers, experts] of a routed trace, without its last token, which no engine has computed.
+    """Return the experts of a trace as [tokens, layers, experts], without those of its last token.
 
-    Of a session that there is nothing to learn from, for its filling: the first experts of each layer.
+    No engine computed the last token. Without a trace, return the first experts of each layer for
+    `filling`.
     """
     if trace is None or trace.routing is None:
         return np.tile(np.arange(experts, dtype=np.int16), (1, layers, 1))
@@ -259,11 +271,11 @@ def routes(trace: Trace | None, layers: int, experts: int) -> NDArray[np.int16]:
 
 
 def filling(token: int) -> tuple[list[int], list[int], list[int], list[float]]:
-    """As `response_lists`, for a session that there is nothing to learn from: two tokens, not trained."""
+    """Return `response_lists` for a session with nothing to learn: two untrained tokens."""
     return [token], [token], [0], [0.0]
 
 
-def _shortened(trace: Trace, response_tokens: int) -> Trace:
+def _truncate(trace: Trace, response_tokens: int) -> Trace:
     arrays = ("response_ids", "loss_mask", "logprobs", "policy_versions")
     routing = None if trace.routing is None else trace.routing[: len(trace.prompt_ids) + response_tokens]
     kept = {name: getattr(trace, name)[:response_tokens] for name in arrays}

@@ -4,9 +4,9 @@
         def get_generator(self, cfg, tokenizer, inference_engine_client):
             return PolarGenerator(filler=tokenizer.eos_token_id)
 
-A row's extras carry its task. SkyRL takes a trajectory in steps: with `generator.step_wise_trajectories` each
-trace is a step, and the advantage is that of the last, once a session. Without it, one sequence a session.
-Mask, rewards and logprobs are those of the response only.
+A row's extras carry its task. With `generator.step_wise_trajectories`, each trace is a step of a trajectory,
+whose advantage is that of its last step, counted once per session. Without it, SkyRL takes one sequence per
+session. Mask, rewards and logprobs cover only the response.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _skyrl = trainer_module("skyrl.train.generators.base", hint="install skyrl on Py
 
 
 class PolarGenerator(_skyrl.GeneratorInterface):  # type: ignore[misc,name-defined]
-    """Rolls SkyRL's batches out on a rollout server."""
+    """Rolls out SkyRL's batches on a rollout server."""
 
     def __init__(
         self, *, filler: int, step_wise: bool = True, server: str | None = None, token: str | None = None
     ) -> None:
-        """`filler` is a token of the vocabulary, for sessions that there is nothing to learn from."""
+        """Use `filler`, any token of the vocabulary, for sessions with nothing to learn."""
         self._filler = filler
         self._step_wise = step_wise
         self._server, self._token = server, token
@@ -62,9 +62,9 @@ class PolarGenerator(_skyrl.GeneratorInterface):  # type: ignore[misc,name-defin
 def output(
     sessions: Sequence[ScoredSession], ids: Sequence[Any] | None, filler: int, *, step_wise: bool
 ) -> dict[str, Any]:
-    """The sessions as parallel lists, each session's traces next to each other."""
+    """Return the sessions as parallel lists, with each session's traces adjacent."""
     if step_wise and ids is None:
-        raise InvalidInput("step-wise trajectories need trajectory ids", hint="set step_wise=False")
+        raise InvalidInput("step-wise trajectories require trajectory ids", hint="set step_wise=False")
     rows: dict[str, list[Any]] = {
         name: []
         for name in (
@@ -81,7 +81,7 @@ def output(
     excluded: Counter[str] = Counter()
     rewards = _rewards(sessions, ids)
     for number, given in enumerate(sessions):
-        session = given if step_wise else given.narrowed()
+        session = given if step_wise else given.with_one_trace()
         excluded += session.excluded
         identity = None if ids is None else ids[number]
         steps = [response_lists(trace) for trace in session.traces] or [filling(filler)]
@@ -98,7 +98,7 @@ def output(
 
 
 def _rewards(sessions: Sequence[ScoredSession], ids: Sequence[Any] | None) -> list[float]:
-    """What each session was given; one that failed has the mean of its group, and so leaves it as it is."""
+    """Return each session's reward; a failed session gets its group's mean, which changes nothing."""
     groups = [one.result.task_id for one in sessions] if ids is None else [one.instance_id for one in ids]
     scored: dict[str, list[float]] = defaultdict(list)
     for group, session in zip(groups, sessions, strict=True):
@@ -119,5 +119,5 @@ def _stop_reason(session: ScoredSession) -> str:
 def _extras(input_batch: Any) -> list[Any]:
     extras = input_batch.get("env_extras")
     if extras is None:
-        raise InvalidInput("the batch has no env_extras", hint="the dataset's rows need a column polar_task")
+        raise InvalidInput("the batch has no env_extras", hint="add a polar_task column to the dataset")
     return list(extras)

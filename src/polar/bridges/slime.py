@@ -3,9 +3,9 @@
     --custom-generate-function-path polar.bridges.slime.generate
     --custom-reward-post-process-path polar.bridges.slime.normalise
 
-A prompt's metadata carries its task. slime takes any number of samples a session: `tokens` is prompt and
-response together, mask and logprobs are those of the response only. Samples of one session share a
-`rollout_id`, by which slime counts it once in the loss, and `normalise` counts it once in its group.
+A prompt's metadata carries its task. slime takes any number of samples per session: `tokens` is prompt and
+response together, mask and logprobs cover only the response. Samples of one session share a `rollout_id`, so
+slime counts the session once in the loss, and `normalise` counts it once in its group.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _slime = trainer_module(
 )
 
 REWARD = "polar_reward"
-"""In a sample's metadata: what its session was given; None where it failed and is no part of its group."""
+"""Metadata key of the session's reward; None if it failed and is not part of its group."""
 SHARE = "polar_share"
-"""In a sample's metadata: what part of that is its own."""
+"""Metadata key of the sample's share of that reward."""
 FILLER = 0
-"""A token of every vocabulary, for a session that there is nothing to learn from."""
+"""A token of every vocabulary, for sessions with nothing to learn."""
 
 
 async def generate(args: Any, sample: Any, sampling_params: dict[str, Any]) -> list[Any]:
-    """One session of the sample's task."""
+    """Run one session of the sample's task."""
     session = await one_session(
         client_of_this_loop(), task_of(sample.metadata), float(sampling_params.get("temperature", 1.0))
     )
@@ -50,12 +50,11 @@ async def generate(args: Any, sample: Any, sampling_params: dict[str, Any]) -> l
 
 
 def samples(session: ScoredSession, asked: Any, routed: tuple[int, int] | None = None) -> list[Any]:
-    """A sample for each trace; at least one, that is not trained where there is nothing to learn from.
+    """Return one sample per trace, or a single untrained one if there is nothing to learn.
 
-    With the experts of their tokens where slime replays them, which takes the number of layers and of experts
-    in each.
+    `routed` is the number of layers and of experts per layer, if slime replays routing.
     """
-    session = session if routed is None else session.routed()
+    session = session if routed is None else session.with_routing()
     status = _slime.Sample.Status
     metadata = {
         **(asked.metadata or {}),
@@ -80,7 +79,7 @@ def samples(session: ScoredSession, asked: Any, routed: tuple[int, int] | None =
     if made:
         return made
     nothing = _sample(asked, metadata, rollout_id)
-    # slime makes tensors of every sample's arrays, also of one that it does not train.
+    # slime makes tensors of every sample's arrays, even of untrained samples.
     nothing.tokens, nothing.response_length = [FILLER, FILLER], 1
     nothing.loss_mask, nothing.rollout_log_probs = [0], [0.0]
     nothing.rollout_routed_experts = None if routed is None else routes(None, *routed)
@@ -91,10 +90,10 @@ def samples(session: ScoredSession, asked: Any, routed: tuple[int, int] | None =
 
 
 def normalise(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
-    """Raw rewards, and the advantages of sessions in their groups: each counts once, whatever its traces.
+    """Return raw rewards and group advantages; each session counts once, however many traces it has.
 
-    A trace has its share of its session's advantage, also where it has a reward of its own. A group without
-    two different rewards has nothing to compare: its advantages are 0.
+    Each trace gets its share of its session's advantage, even if it has a reward of its own. If all rewards
+    of a group are equal, its advantages are 0.
     """
     flat = [one for given in samples for one in (given if isinstance(given, list) else [given])]
     raw = [float(one.get_reward_value(args)) for one in flat]
@@ -103,7 +102,7 @@ def normalise(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[floa
         if one.metadata[REWARD] is not None:
             groups[one.group_index][one.rollout_id] = one.metadata[REWARD]
     baseline_of = {
-        # The same for all of the group.
+        # All samples of the group have the same.
         group: baselines([[reward] for reward in sessions.values()], Advantage.GROUP)[0]
         for group, sessions in groups.items()
     }
@@ -123,5 +122,4 @@ def _sample(asked: Any, metadata: dict[str, Any], rollout_id: Any) -> Any:
 
 
 def _versions(trace: Trace) -> list[str]:
-    """The policy's versions that sampled the trace, oldest first."""
     return [str(version) for version in np.unique(trace.policy_versions[trace.loss_mask == 1])]

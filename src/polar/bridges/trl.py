@@ -3,8 +3,8 @@
     rollouts = Rollouts(load_tasks(Path("tasks.yaml")))
     GRPOTrainer(..., train_dataset=rollouts.dataset(), rollout_func=rollouts, reward_funcs=reward)
 
-A prompt of the dataset is a task's id. TRL takes one row a session, in which prompt and response are apart,
-and logprobs and mask are those of the response only.
+A prompt of the dataset is a task's id. TRL takes one row per session, with separate prompt and response;
+logprobs and mask cover only the response.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ trainer_module("trl", hint="pip install 'trl>=1.16,<2'")
 log = logging.getLogger(__name__)
 
 REWARD = "polar_reward"
-"""The column in which rewards travel from the rollouts to `reward`."""
+"""The column that carries rewards from the rollouts to `reward`."""
 
 
 class Rollouts:
-    """Rolls the trainer's prompts out on a rollout server, with the trainer's weights of that moment."""
+    """Rolls out the trainer's prompts on a rollout server, with the trainer's current weights."""
 
     def __init__(
         self,
@@ -50,21 +50,20 @@ class Rollouts:
         token: str | None = None,
         weights: Path | None = None,
     ) -> None:
-        """`weights` is a directory that nodes read from (below their `weight_roots`); None: shared memory.
+        """Write weights to the directory `weights`, which nodes must be able to read (below `weight_roots`).
 
-        Without server and token: what $POLAR_SERVER and $POLAR_TOKEN say, else the server started here.
+        Without it, they are written to shared memory. Without server and token, $POLAR_SERVER and
+        $POLAR_TOKEN apply, else the server on this machine.
         """
         self._tasks = {task.id: task for task in tasks}
         self._server, self._token = server, token
         self._weights = weights
         self._pushed: int | None = None
-        """The trainer's step whose weights the engines have."""
         self._sink: EngineWeights | None = None
         self.excluded: Counter[str] = Counter()
-        """What was rolled out and not learnt from so far, by name."""
+        """Counts by reason what was rolled out but not learned from."""
 
     def dataset(self) -> list[dict[str, str]]:
-        """Rows for `datasets.Dataset.from_list`."""
         return [{"prompt": id} for id in self._tasks]
 
     def __call__(self, prompts: Sequence[str], trainer: Any) -> dict[str, list[Any]]:
@@ -73,11 +72,11 @@ class Rollouts:
             raise InvalidInput(f"no task has the id {unknown[0]!r}", hint="train on Rollouts.dataset()")
         self._push(trainer)
         orders = [Order(self._tasks[id], samples) for id, samples in counts.items()]
-        # On a thread of its own: the trainer may itself be running in an event loop.
+        # In a separate thread, since the trainer may be running in an event loop itself.
         with ThreadPoolExecutor(1) as thread:
             groups = thread.submit(asyncio.run, self._roll_out(orders, trainer.args.temperature)).result()
         waiting = {id: iter(group) for id, group in zip(counts, groups, strict=True)}
-        sessions = [next(waiting[id]).narrowed() for id in prompts]
+        sessions = [next(waiting[id]).with_one_trace() for id in prompts]
         left_out = sum((one.excluded for one in sessions), Counter[str]())
         if left_out:
             log.info("left out: %s", dict(left_out))
@@ -90,34 +89,31 @@ class Rollouts:
             return await roll_out_groups(client, orders, temperature)
 
     def _push(self, trainer: Any) -> None:
-        """Give the engines the weights of this step; of several processes one does it."""
+        """Push the weights of this step to the engines, from one process only."""
         step = trainer.state.global_step
         if self._pushed == step:
             return
         if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
             raise InvalidInput(
-                "the model's weights are spread over processes, and this bridge writes them from one",
-                hint="train where every process has the whole model: one GPU, or several with DDP",
+                "this bridge cannot write weights that are sharded over processes",
+                hint="train with the whole model in every process: on one GPU, or on several with DDP",
             )
         if trainer.accelerator.is_main_process and self._sink is None:
             client = Client(self._server, self._token)
             self._sink = EngineWeights(client, Path(trainer.args.output_dir), self._weights)
         if self._sink is not None:
-            self._sink.push(_Trained(trainer))
+            self._sink.push(_TrainerModel(trainer))
         trainer.accelerator.wait_for_everyone()
         self._pushed = step
 
 
 def reward(completions: Sequence[Any], polar_reward: Sequence[float | None], **_: Any) -> list[float | None]:
-    """What the evaluator said. TRL leaves rows without a reward out of their group's mean."""
+    """Return the evaluator's rewards. TRL leaves rows without one out of their group's mean."""
     return list(polar_reward)
 
 
 def columns(sessions: Sequence[ScoredSession], filler: int) -> dict[str, list[Any]]:
-    """One row a session, none of which has more than one trace.
-
-    One that there is nothing to learn from is a row of two filling tokens that are not trained.
-    """
+    """Return one row per session; one with nothing to learn becomes a row of two untrained tokens."""
     found: dict[str, list[Any]] = {
         name: [] for name in ("prompt_ids", "completion_ids", "env_mask", "logprobs", REWARD, "polar_session")
     }
@@ -130,9 +126,7 @@ def columns(sessions: Sequence[ScoredSession], filler: int) -> dict[str, list[An
 
 
 @dataclass(frozen=True, slots=True)
-class _Trained:
-    """The trainer's model as something that can be saved."""
-
+class _TrainerModel:
     trainer: Any
 
     def export(self, directory: Path) -> None:

@@ -1,8 +1,8 @@
 """verl: an agent loop whose agent is a harness in a Polar session.
 
-Named in verl's agent loop configuration, `_target_: polar.bridges.verl.PolarAgentLoop`; a row of the dataset
-carries its task in `extra_info`. verl takes one sequence a session, in which prompt and response are apart,
-and mask and logprobs are those of the response only.
+Configure it in verl as an agent loop with `_target_: polar.bridges.verl.PolarAgentLoop`; each row of the
+dataset carries its task in `extra_info`. verl takes one sequence per session, with separate prompt and
+response; mask and logprobs cover only the response.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _verl = trainer_module(
 
 
 class PolarAgentLoop(_verl.AgentLoopBase):  # type: ignore[misc,name-defined]
-    """Runs one session for each prompt that verl asks a response for."""
+    """Runs one session for each prompt that verl requests."""
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any:
         session = await one_session(
@@ -36,28 +36,28 @@ class PolarAgentLoop(_verl.AgentLoopBase):  # type: ignore[misc,name-defined]
             float(sampling_params.get("temperature", 1.0)),
         )
         limits = self.rollout_config
-        fitting = session.cut(limits.prompt_length, limits.response_length)
+        fitting = session.truncated(limits.prompt_length, limits.response_length)
         replays = getattr(limits, "enable_rollout_routing_replay", False)
-        shape = _layers_and_experts(self.config.actor_rollout_ref.model.path) if replays else None
+        shape = layers_and_experts(self.config.actor_rollout_ref.model.path) if replays else None
         return output(fitting, self.tokenizer.eos_token_id, shape)
 
 
 @cache
-def _layers_and_experts(model: str) -> tuple[int, int]:
-    """How many layers a model has, and to how many experts each sends a token."""
-    transformers = trainer_module("transformers", hint="verl needs it, too")
+def layers_and_experts(model: str) -> tuple[int, int]:
+    """Return a model's number of layers, and of experts per token."""
+    transformers = trainer_module("transformers", hint="verl depends on it")
     config = transformers.AutoConfig.from_pretrained(model).get_text_config()
     return config.num_hidden_layers, config.num_experts_per_tok
 
 
 def output(session: ScoredSession, filler: int, routed: tuple[int, int] | None = None) -> Any:
-    """The session's trace that trains most; with the experts of its tokens where verl replays them, which
-    takes the number of layers and of experts in each.
+    """Return the session's trace that trains the most tokens.
 
-    verl wants a row of every session. Of one that there is nothing to learn from it gets a row of two filling
-    tokens that are not trained; where it failed its reward is 0, since verl has no word for none.
+    `routed` is the number of layers and of experts per layer, if verl replays routing. verl needs a row for
+    every session: one with nothing to learn becomes a row of two untrained tokens, with reward 0 if it
+    failed.
     """
-    session = (session if routed is None else session.routed()).narrowed()
+    session = (session if routed is None else session.with_routing()).with_one_trace()
     trace = next(iter(session.traces), None)
     row = response_lists(*session.traces) if session.traces else filling(filler)
     names = ("prompt_ids", "response_ids", "response_mask", "response_logprobs")

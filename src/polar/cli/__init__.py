@@ -1,1 +1,1 @@
-"""The command line: one file a command, no logic."""
+"""The command line: one file per command, without logic."""

@@ -1,4 +1,4 @@
-"""`polar db`: the server's database brought up to date, backed up and restored."""
+"""`polar db`: upgrades, backs up and restores the server's database."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ db = command_group(no_args_is_help=True)
 def about() -> None:
     """Bring a server's database up to date, back it up, or restore it.
 
-    PostgreSQL and object stores have tools of their own for copies: see docs/operations.md.
+    For PostgreSQL and object stores, use their own backup tools: see docs/operations.md.
 
     Examples:
 
@@ -30,11 +30,11 @@ def about() -> None:
 
 @db.command()
 def upgrade(config: ConfigFile = None, data_dir: DataDir = None) -> None:
-    """Make or migrate the tables; a server does the same when it starts."""
-    from polar.app.stack import opened_store
+    """Create or migrate the tables, as a server does when it starts."""
+    from polar.app.stack import open_store
 
     async def work() -> str:
-        async with opened_store(load_settings(config, {"data_dir": data_dir})) as store:
+        async with open_store(load_settings(config, {"data_dir": data_dir})) as store:
             return store.database.name
 
     typer.echo(f"{asyncio.run(work())} is up to date")
@@ -42,25 +42,25 @@ def upgrade(config: ConfigFile = None, data_dir: DataDir = None) -> None:
 
 @db.command()
 def backup(
-    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="To be made.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="The directory to create.")],
     config: ConfigFile = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Copy the database as it is at one moment, with recordings, artifacts and token; servers may run."""
+    """Copy the database, with recordings, artifacts and token, as of one moment; servers may be running."""
     from polar.store.backup import back_up
 
     source = _data_dir(config, data_dir, "backup")
     back_up(source, directory)
-    typer.echo(f"backed {source} up to {directory}")
+    typer.echo(f"backed up {source} to {directory}")
 
 
 @db.command()
 def restore(
-    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="A back-up.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="A backup.")],
     config: ConfigFile = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Put a back-up into a data directory without a database, on which no server runs."""
+    """Restore a backup into a data directory without a database, while no server uses it."""
     from polar.store import backup
 
     target = _data_dir(config, data_dir, "restore")
@@ -69,15 +69,16 @@ def restore(
 
 
 def _data_dir(config: Path | None, data_dir: Path | None, action: str) -> Path:
-    """Where the server keeps everything; InvalidInput if it keeps some of it elsewhere."""
+    """Return the server's data directory; raise InvalidInput if part of its data is elsewhere."""
     settings = load_settings(config, {"data_dir": data_dir})
     if settings.server.database_url:
         raise InvalidInput(
-            f"polar db {action} is for SQLite", hint="use pg_dump and pg_restore; see docs/operations.md"
+            f"polar db {action} supports only SQLite",
+            hint="use pg_dump and pg_restore; see docs/operations.md",
         )
     if settings.server.blobs_url:
         raise InvalidInput(
-            f"polar db {action} is for files; server.blobs_url names another place",
-            hint="copy it with its own tools; see docs/operations.md",
+            f"polar db {action} supports only local files, and server.blobs_url is set",
+            hint="use the object store's own tools; see docs/operations.md",
         )
     return settings.data_dir

@@ -1,4 +1,4 @@
-"""`polar doctor`: looks at this machine and its engine, and says how to mend what is wrong."""
+"""`polar doctor`: checks this machine and its engine, and says how to fix problems."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ Engines = Annotated[
     typer.Option(
         "--engine",
         metavar="URL|embedded",
-        help="Look at this engine too, repeated for replicas; embedded: start one for it. Default: the"
-        " one that the settings name, if they do.",
+        help="Also check this engine; repeat for replicas. embedded starts one for the check. Default: the"
+        " engine in the settings, if any.",
     ),
 ]
 Model = Annotated[str | None, typer.Option(help="The model that the engine serves.")]
@@ -44,8 +44,8 @@ def doctor(
 ) -> None:
     """Check this machine, its settings and the engine, and say how to mend what is wrong.
 
-    Looks at Python, harnesses, sandboxes, ports and disk. Exits with 1 if sessions would fail. Nothing is
-    installed, and no engine is changed.
+    Checks Python, harnesses, sandboxes, ports and disk. Exits with 1 if sessions would fail. Installs nothing
+    and changes no engine.
 
     Example: polar doctor --engine http://gpu:8000
     """
@@ -68,7 +68,7 @@ def doctor(
 async def _findings(config: Path | None, engines: list[str], asked: dict[str, Any]) -> AsyncIterator[Finding]:
     from polar.app import doctor
 
-    settings, finding = doctor.settings_found(config)
+    settings, finding = doctor.check_settings(config)
     yield finding
     async for found in doctor.findings(settings):
         yield found

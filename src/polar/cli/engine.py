@@ -1,4 +1,4 @@
-"""`polar engine`: serves a model over HTTP in the vLLM wire subset."""
+"""`polar engine`: serves a model over HTTP with a subset of vLLM's API."""
 
 from __future__ import annotations
 
@@ -14,17 +14,21 @@ from polar.telemetry.logs import log_to_stderr
 def engine(
     model: Model = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 picks a free port.", min=0, max=65535)] = 8000,
+    port: Annotated[
+        int, typer.Option(help="Port to listen on; 0 picks a free one.", min=0, max=65535)
+    ] = 8000,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
-    slots: Annotated[int | None, typer.Option(help="Requests decoded together.")] = None,
-    max_context: Annotated[int | None, typer.Option(help="Tokens of prompt and answer together.")] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads to compute with.")] = None,
+    slots: Annotated[int | None, typer.Option(help="Maximum number of requests decoded together.")] = None,
+    max_context: Annotated[
+        int | None, typer.Option(help="Maximum tokens of prompt and answer together.")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(help="Number of CPU threads.")] = None,
     log_format: LogFormat = None,
 ) -> None:
     """Serve a model in a subset of vLLM's API.
 
-    For Polar's gateway, or for any client of that API: token ids in and out, with logprobs.
+    For Polar's gateway or any client of that API: token ids in and out, with logprobs.
 
     Example: polar engine --port 8000
     """
@@ -32,8 +36,8 @@ def engine(
     limits = {"slots": slots, "max_context": max_context, "threads": threads}
     settings = load_settings(overrides={"engine": {**what, **limits}, "log_format": log_format})
     log_to_stderr(settings.log_level, settings.log_format)
-    # Harnesses share the cores with the engine: compute threads that spin while they wait for one
-    # another made a step several times slower whenever anything else ran. Read when torch loads.
+    # Harnesses share the cores with the engine: compute threads that spin while waiting for each
+    # other make a step several times slower whenever anything else runs. Read when torch loads.
     set_unless_given("OMP_WAIT_POLICY", "PASSIVE")
     from polar.engines.embedded.server import serve
 

@@ -1,4 +1,4 @@
-"""`polar fleet`: nodes on a Ray cluster, started, shown and ended from any shell."""
+"""`polar fleet`: starts, shows and stops nodes on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ Nodes = Annotated[
     str | None,
     typer.Option(
         metavar="per-host|N|MIN..MAX",
-        help="One node on every machine (default), a fixed number, or as many as the queue needs.",
+        help="One node per machine (default), a fixed number, or a range that follows the queue.",
     ),
 ]
 Resource = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME=AMOUNT",
-        help="What a node takes of its machine: CPU, GPU, memory or an own one; may be given several"
-        " times (default: CPU=1).",
+        help="Resources that a node reserves: CPU, GPU, memory or a custom one; repeat for several"
+        " (default: CPU=1).",
     ),
 ]
 NodesData = Annotated[
-    Path | None, typer.Option(help="Of the nodes, on each machine (default: ~/.polar-fleet).")
+    Path | None, typer.Option(help="Data directory of the nodes on each machine (default: ~/.polar-fleet).")
 ]
 Address = Annotated[str, typer.Option(help="The Ray cluster: auto, HOST:PORT or ray://HOST:PORT.")]
 WaitSeconds = Annotated[
-    float, typer.Option(min=0, help="How long to wait until nodes are ready, or have drained.")
+    float, typer.Option(min=0, help="Seconds to wait until nodes are ready, or have drained.")
 ]
 
 
 @fleet.callback()
 def about() -> None:
-    """Run nodes on a Ray cluster, one a machine, for a rollout server. docs/scale-out.md has recipes.
+    """Run nodes on a Ray cluster, one a machine, for a rollout server. See docs/scale-out.md for recipes.
 
     Examples:
 
@@ -70,9 +70,10 @@ def up(
     wait_seconds: WaitSeconds = 300.0,
     as_json: AsJson = False,
 ) -> None:
-    """Place nodes, and from then on watch, replace and scale them; or change the size of a fleet.
+    """Start a fleet, whose nodes are then monitored, replaced and scaled; or resize a running one.
 
-    A certificate of --ca is the same file on every machine. Without --engine-url each node starts its own.
+    The file of --ca must have the same path on every machine. Without --engine-url, each node starts its own
+    engine.
     """
     from polar.app.fleet import control
 
@@ -88,7 +89,7 @@ def up(
     order = FleetOrder.of(settings, url, server_token(token or settings.server.token))
     _warn_of_open_cluster()
     with control.connected(address):
-        _print(control.up(order, _Progress(), wait_seconds=wait_seconds), as_json)
+        _print(control.up(order, _FleetProgress(), wait_seconds=wait_seconds), as_json)
 
 
 @fleet.command()
@@ -104,34 +105,32 @@ def status(address: Address = "auto", as_json: AsJson = False) -> None:
 def down(
     address: Address = "auto",
     wait_seconds: WaitSeconds = 300.0,
-    now: Annotated[bool, typer.Option("--now", help="Do not wait for sessions under way.")] = False,
+    now: Annotated[bool, typer.Option("--now", help="Do not wait for running sessions.")] = False,
 ) -> None:
-    """Drain every node, then end the fleet."""
+    """Drain every node, then stop the fleet."""
     from polar.app.fleet import control
 
     with control.connected(address):
-        control.down(_Progress(), wait_seconds=wait_seconds, now=now)
+        control.down(_FleetProgress(), wait_seconds=wait_seconds, now=now)
     say("the fleet is down")
 
 
 def _warn_of_open_cluster() -> None:
     if environment_ray_auth() != "token":
         say(
-            "warning: whoever reaches this Ray cluster may run programs on its machines: it asks for no token"
+            "warning: anyone who can reach this Ray cluster can run programs on its machines, without a token"
             " (RAY_AUTH_MODE=token; see docs/scale-out.md)",
             typer.colors.YELLOW,
         )
 
 
-class _Progress:
-    """Tells on standard error what has changed."""
-
+class _FleetProgress:
     def __init__(self) -> None:
         self._said = ""
 
     def __call__(self, view: FleetView) -> None:
         states = [f"{node.name} {node.state}" for node in view.nodes]
-        line = f"{view.wanted} nodes wanted: {', '.join(states) or 'none there'}"
+        line = f"{view.wanted} nodes wanted: {', '.join(states) or 'none yet'}"
         if view.looks and line != self._said:
             say(line)
             self._said = line
@@ -143,7 +142,7 @@ def _resources(given: list[str] | None) -> dict[str, float] | None:
     try:
         return {name: float(amount) for name, amount in (text.split("=") for text in given)}
     except ValueError:
-        raise InvalidInput("--resource: give NAME=AMOUNT, for example CPU=4") from None
+        raise InvalidInput("--resource: must be NAME=AMOUNT, such as CPU=4") from None
 
 
 def _print(view: FleetView, as_json: bool) -> None:
@@ -154,10 +153,10 @@ def _print(view: FleetView, as_json: bool) -> None:
     queue = "unknown" if view.unended is None else view.unended
     print_parts(
         table(["NODE", "HOST", "STATE", "DETAIL"], rows),
-        f"nodes: {view.size}, {view.wanted} wanted now, on {view.machines} machines",
-        f"sessions queued or under way: {queue} (at {view.server})",
+        f"nodes: {view.size}, {view.wanted} wanted, on {view.machines} machines",
+        f"sessions queued or running: {queue} (at {view.server})",
     )
     if view.missing:
-        print_parts(f"{view.missing} nodes wait for a machine with their resources")
+        print_parts(f"{view.missing} nodes are waiting for a machine with their resources")
     if view.trouble:
         say(f"trouble: {view.trouble}")

@@ -1,4 +1,4 @@
-"""`polar generate`: a taskset rolled out into a dataset to fine-tune on."""
+"""`polar generate`: rolls out a taskset and writes a fine-tuning dataset."""
 
 from __future__ import annotations
 
@@ -20,31 +20,33 @@ if TYPE_CHECKING:
     from polar.tasksets.sft import Written
 
 TASKS_AT_ONCE = 16
-"""In flight where nothing else is said: more than one machine runs, so that it never waits for the next."""
+"""The default concurrency: more than one machine runs, so that it never waits for the next task."""
 
-Out = Annotated[Path, typer.Option(metavar="DIR", help="Where the dataset goes.")]
+Out = Annotated[Path, typer.Option(metavar="DIR", help="Directory of the dataset.")]
 Accept = Annotated[
     str,
     typer.Option(
         metavar="CONDITION",
-        help="Which sessions are good: reward, components.NAME, completions, sampled_tokens, seconds,"
-        " agent_end, exit_code, metadata.NAME; comparisons, and, or, not, in.",
+        help="Condition for accepting a session, over reward, components.NAME, completions, sampled_tokens,"
+        " seconds, agent_end, exit_code and metadata.NAME.",
     ),
 ]
-Seed = Annotated[int | None, typer.Option(min=0, help="Samples are drawn with seeds that follow from it.")]
-Retries = Annotated[int, typer.Option(min=0, max=20, help="How often a failed session is tried again.")]
+Seed = Annotated[int | None, typer.Option(min=0, help="Seed from which those of all samples derive.")]
+Retries = Annotated[int, typer.Option(min=0, max=20, help="Maximum number of retries for a failed session.")]
 Run = Annotated[
-    str, typer.Option(help="Another name generates anew where a server has done the same before.")
+    str, typer.Option(help="Name of the run; another name repeats work that the server has already done.")
 ]
 PushToHub = Annotated[
     str | None,
     typer.Option(
         metavar="OWNER/NAME",
-        help="Push the dataset to this dataset repository of the Hugging Face hub, by $HF_TOKEN or the login"
-        " that `hf auth login` kept.",
+        help="Push the dataset to this repository on the Hugging Face hub, with $HF_TOKEN or the login of"
+        " `hf auth login`.",
     ),
 ]
-Private = Annotated[bool, typer.Option("--private", help="Make that repository private, or find it so.")]
+Private = Annotated[
+    bool, typer.Option("--private", help="Make the repository private; fail if it is public.")
+]
 
 
 def generate(
@@ -71,58 +73,58 @@ def generate(
 ) -> None:
     """Roll a taskset out and write a dataset.
 
-    Runs until done. Interrupted in any way, the same command goes on where it stopped, and no session
-    that has ended is run again. Ctrl-C writes what there is so far.
+    If interrupted, the same command resumes, without repeating sessions. Ctrl-C first writes what has ended.
 
-    DIR holds parquet files (sft, tokens, rejected, preference) and a dataset card; `load_dataset` reads
-    it. Rows that are not sound are reported, and the others run. With --push-to-hub these files, and
-    nothing else in DIR, go to the Hugging Face hub as well.
+    DIR gets parquet files (sft, tokens, rejected, preference) and a dataset card; `load_dataset` reads it.
+    Invalid rows are reported and the others are run. With --push-to-hub, these files and nothing else in DIR
+    are pushed to the Hugging Face hub as well.
 
     Examples:
 
       polar generate -t taskset.yaml --harness pi --samples 8 --accept 'reward >= 1' --out data
       polar generate -t tasks.jsonl --out data --engine-url http://127.0.0.1:8000 --concurrency 32
     """
-    from polar.app import datagen
-    from polar.app.own_system import DATA, ServerAddress, only_writer, own_settings, rollout_server, tie
+    from polar.app import datagen, own_system
     from polar.tasksets.parquet_file import make_directory
     from polar.tasksets.sft import PUSH
 
     condition = parse_acceptance(accept)
     engine = {"url": engine_url or None, "kind": engine_kind, "mode": engine_mode, "model": model}
     if server is not None and (weights or any(engine.values())):
-        raise InvalidInput("--server has an engine of its own; leave the engine's options out")
+        raise InvalidInput("--server has its own engine: remove the options for it")
     if private and push_to_hub is None:
-        raise InvalidInput("--private is said of what --push-to-hub names")
-    hub = None if push_to_hub is None else datagen.HubDataset.checked(push_to_hub, private=private)
+        raise InvalidInput("--private requires --push-to-hub")
+    hub = None if push_to_hub is None else datagen.HubDataset.check(push_to_hub, private=private)
     loaded = read_tasks(*taskset, over=options.overlay(harness, samples), seed=seed)
     if loaded.problems:
         say(listing(loaded.problems), typer.colors.YELLOW)
     if not loaded.tasks:
-        raise InvalidInput("no task is sound", hint="see the problems above")
+        raise InvalidInput("no valid tasks", hint="see the problems above")
     make_directory(out)
-    settings = own_settings(out, config, engine, concurrency) if server is None else load_settings(config)
-    log_to_file(out / DATA / "logs" / "polar.log", settings.log_level, settings.log_format)
+    is_own = server is None
+    settings = own_system.own_settings(out, config, engine, concurrency) if is_own else load_settings(config)
+    log_to_file(out / own_system.DATA / "logs" / "polar.log", settings.log_level, settings.log_format)
     named: list[tuple[str, object]] = [("taskset", path.name or path) for path in taskset]
     named += [("harness", harness), ("samples", samples), ("seed", seed), ("accept", accept)]
     named += [("weights", weights and weights.name), (PUSH, push_to_hub)]
     plan = datagen.plan(loaded.tasks, run)
     generation = datagen.DatasetGeneration(plan, condition, retries, concurrency or TASKS_AT_ONCE)
 
+    def show_step(step: str) -> None:
+        say(f"• {step}")
+
     async def work() -> None:
-        place = settings if server is None else ServerAddress(server, token)
-        async with rollout_server(
-            place, loaded.tasks, lambda step: say(f"• {step}"), policy=weights
-        ) as address:
+        place = settings if server is None else own_system.ServerAddress(server, token)
+        async with own_system.rollout_server(place, loaded.tasks, show_step, policy=weights) as address:
             written = await datagen.generate(generation, address, out, named, console(stderr=True))
         _print(written, out, as_json)
 
-    with only_writer(out, "generate"):
+    with own_system.only_writer(out, "generate"):
         if server is None:
-            tie(out, weights)
+            own_system.bind_weights(out, weights)
         until_interrupted(work())
         if hub is not None:
-            hub.push(out, lambda step: say(f"• {step}"))
+            hub.push(out, show_step)
 
 
 def _print(written: Written, out: Path, as_json: bool) -> None:
@@ -141,6 +143,6 @@ def _print(written: Written, out: Path, as_json: bool) -> None:
         return
     print_parts(f"sessions: {', '.join(f'{count} {fate}' for fate, count in fates) or 'none'}")
     if written.unjudged:
-        print_parts(f"not judged, so not accepted: {written.unjudged}")
+        print_parts(f"not accepted, because --accept could not be evaluated: {written.unjudged}")
     rows = ", ".join(f"{count} in {table.file}" for table, count in written.rows.items())
     print_parts(f"rows: {rows}", f"dataset: {out}")

@@ -1,4 +1,4 @@
-"""How long-running commands end: in order by Ctrl-C and SIGTERM, or with the process that started them."""
+"""How long-running commands stop: in order on Ctrl-C and SIGTERM, or with their parent process."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ import uvloop
 def until_interrupted(
     work: Coroutine[Any, Any, None], *, drain: Callable[[], bool] | None = None, has_parent: bool = False
 ) -> None:
-    """Run `work`; a signal cancels it, waits until all it started has ended, and exits with 128 + signal.
+    """Run `work`; a signal cancels it, waits for everything it started, and exits with 128 + signal.
 
-    A second signal does not wait: every process that Polar starts ends by itself with its parent. Where
-    `drain` says that the work ends by itself from now on, the first signal does not cancel it. With
-    `has_parent` it comes from the process that started this one, and nobody needs to be told.
+    A second signal does not wait: every process that Polar starts ends with its parent. If `drain` returns
+    True, the work will end by itself and the first signal does not cancel it. With `has_parent`, signals come
+    from the parent process and no message is printed.
     """
     received: list[signal.Signals] = []
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -39,9 +39,9 @@ def until_interrupted(
                 task.cancel()
             if has_parent:
                 return
-            # Whoever read this may have gone: `polar serve 2>&1 | head`.
+            # The reader may be gone: `polar serve 2>&1 | head`.
             with contextlib.suppress(OSError):
-                typer.echo("\nstopping; once more to stop at once", err=True)
+                typer.echo("\nstopping; press Ctrl-C again to stop at once", err=True)
 
         for number in handlers:
             loop.add_signal_handler(number, interrupt, number)
@@ -54,7 +54,7 @@ def until_interrupted(
     try:
         uvloop.run(main())
     finally:
-        # uvloop leaves its own, which do nothing once the loop is closed: what follows would not end.
+        # uvloop's own handlers do nothing once the loop is closed, and the process would not end.
         for number, handler in handlers.items():
             signal.signal(number, handler)
     if received:
@@ -62,7 +62,7 @@ def until_interrupted(
 
 
 def exit_with_parent() -> None:
-    """End this process when the one that started it is gone, however that ended."""
+    """Exit when the parent process is gone, however it ended."""
     parent = os.getppid()
 
     def watch() -> None:

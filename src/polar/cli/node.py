@@ -1,4 +1,4 @@
-"""`polar node` runs a node for a server elsewhere; `polar nodes` shows and drains those of a server."""
+"""`polar node` runs a node for a server elsewhere; `polar nodes` lists and drains a server's nodes."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ if TYPE_CHECKING:
     from polar.app.stack import JoinedNode
 
 NodeName = Annotated[
-    str | None, typer.Option("--name", help="What the server calls it (default: this machine's name).")
+    str | None, typer.Option("--name", help="The node's name on the server (default: this machine's name).")
 ]
 DrainSeconds = Annotated[
-    float | None, typer.Option(help="How long agents may take to end when it is stopped (default: 60).")
+    float | None,
+    typer.Option(help="Seconds that running agents get to finish when the node stops (default: 60)."),
 ]
 MetricsPort = Annotated[
-    int | None, typer.Option(help="Show /metrics at this port, 0 for any (default: nowhere).")
+    int | None, typer.Option(help="Serve /metrics at this port; 0 picks a free one (default: not served).")
 ]
 
 
@@ -55,11 +56,11 @@ def node(
 ) -> None:
     """Join a rollout server and run its sessions on this machine.
 
-    The first Ctrl-C or SIGTERM drains it: no new sessions; agents at work end, or are given back to the
-    server when their grace is over. The second ends it at once.
+    The first Ctrl-C or SIGTERM drains the node: it takes no new sessions, and running agents may finish;
+    sessions that exceed the drain time return to the queue. The second stops it at once.
 
-    Its token is best one of the role node: polar token create --role node. It is read from $POLAR_TOKEN or a
-    file, so that no process list shows it.
+    Use a token with the role node: polar token create --role node. It is read from $POLAR_TOKEN or a file, so
+    that it does not appear in process lists.
 
     Example: polar node --server http://trainer:8700 --token-file node.token --engine-url http://gpu:8000
     """
@@ -90,7 +91,7 @@ def node(
 
 
 def _run(settings: Settings, pin: Path | None, *, has_parent: bool) -> None:
-    from polar.app.stack import joined
+    from polar.app.stack import join_server
 
     at_work: list[JoinedNode] = []
 
@@ -101,7 +102,7 @@ def _run(settings: Settings, pin: Path | None, *, has_parent: bool) -> None:
 
     async def work() -> None:
         server, token = settings.node.server, settings.server.token
-        async with joined(settings, server, token, typer.echo, pin=pin) as worker:
+        async with join_server(settings, server, token, typer.echo, pin=pin) as worker:
             at_work.append(worker)
             typer.echo(f"ready as {settings.node.name} with {worker.model.name}")
             await worker.node.run()
@@ -110,15 +111,15 @@ def _run(settings: Settings, pin: Path | None, *, has_parent: bool) -> None:
 
 
 nodes = command_group()
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Of the node.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The node's name.")]
 
 
 @nodes.callback(invoke_without_command=True)
 def show(context: typer.Context, as_json: AsJson = False, server: Server = None, token: Token = None) -> None:
     """Show the nodes and how full they are, drain one, or resume it.
 
-    A drained node is given no new sessions and finishes those that it has. It stays drained, also when
-    it is restarted, until it is resumed. Both need an admin's token. `polar node` starts a node.
+    A drained node gets no new sessions and finishes its current ones. It stays drained, even across
+    restarts, until it is resumed. Draining and resuming need an admin token. `polar node` starts a node.
 
     Examples:
 
@@ -133,14 +134,14 @@ def show(context: typer.Context, as_json: AsJson = False, server: Server = None,
 
 @nodes.command()
 def drain(name: Name, as_json: AsJson = False, server: Server = None, token: Token = None) -> None:
-    """Give a node no new sessions."""
+    """Stop giving sessions to a node."""
     with Client(server, token) as client:
         print_list([client.drain_node(name)], node_table, as_json=as_json)
 
 
 @nodes.command()
 def resume(name: Name, as_json: AsJson = False, server: Server = None, token: Token = None) -> None:
-    """Give a drained node sessions again."""
+    """Give sessions to a drained node again."""
     with Client(server, token) as client:
         print_list([client.resume_node(name)], node_table, as_json=as_json)
 
@@ -152,7 +153,7 @@ def node_table(found: Iterable[NodeOverview]) -> Table:
             node.name,
             node.state,
             node.version,
-            *(_filled(node.sessions.get(stage, 0), node.places.get(stage)) for stage in stages),
+            *(_occupancy(node.sessions.get(stage, 0), node.places.get(stage)) for stage in stages),
             node.trouble or node.error or "",
         )
         for node in found
@@ -160,5 +161,5 @@ def node_table(found: Iterable[NodeOverview]) -> Table:
     return table(["NODE", "STATE", ">POLICY", *(f">{stage.upper()}" for stage in stages), "ERROR"], rows)
 
 
-def _filled(sessions: int, places: int | None) -> str:
+def _occupancy(sessions: int, places: int | None) -> str:
     return str(sessions) if places is None else f"{sessions}/{places}"

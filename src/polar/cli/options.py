@@ -11,7 +11,7 @@ from polar.errors import InvalidInput
 
 
 def command_group(*, no_args_is_help: bool = False) -> typer.Typer:
-    """A command that has sub-commands, with the plain help that all commands have."""
+    """Return a command with sub-commands, whose help is plain like that of all commands."""
     return typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=no_args_is_help)
 
 
@@ -21,10 +21,10 @@ def token_in(file: str | None) -> str | None:
     try:
         token = Path(file).expanduser().read_text()
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text"
+        reason = getattr(error, "strerror", None) or "not a text file"
         raise InvalidInput(f"--token-file {file}: cannot be read: {reason}") from None
     if not token.strip():
-        raise InvalidInput(f"--token-file {file}: there is no token in it")
+        raise InvalidInput(f"--token-file {file}: is empty")
     return token.strip()
 
 
@@ -33,7 +33,7 @@ Server = Annotated[
     typer.Option(
         "--server",
         metavar="URL",
-        help="The rollout server. Default: $POLAR_SERVER, else the one of this directory's settings.",
+        help="URL of the rollout server. Default: $POLAR_SERVER, else from the settings of this directory.",
     ),
 ]
 RunningServer = Annotated[
@@ -41,46 +41,50 @@ RunningServer = Annotated[
     typer.Option(
         "--server",
         metavar="URL",
-        help="A running `polar serve`; without it one is started for this run, with its data in DIR.",
+        help="URL of a running `polar serve`. Default: start one for this run, with its data in DIR.",
     ),
 ]
-# Never the token itself: everyone on a machine can read the command lines of its processes.
+# Never the token itself: every user of a machine can read the command lines of its processes.
 Token = Annotated[
     str | None,
     typer.Option(
         "--token-file",
         metavar="FILE",
-        help="A file with its bearer token. Default: $POLAR_TOKEN, else the one kept in the data directory.",
+        help="File with the server's token. Default: $POLAR_TOKEN, else the one in the data directory.",
         callback=token_in,
     ),
 ]
 ConfigFile = Annotated[
     Path | None,
     typer.Option(
-        "--config", "-c", help="YAML settings, - for standard input (default: ./polar.yaml if there)."
+        "--config",
+        "-c",
+        help="Settings file in YAML; - is standard input (default: ./polar.yaml if it exists).",
     ),
 ]
-DataDir = Annotated[Path | None, typer.Option(help="Where state lives (default: .polar).")]
+DataDir = Annotated[Path | None, typer.Option(help="Directory for all state (default: .polar).")]
 AsJson = Annotated[
     bool,
-    typer.Option("--json", help="Print JSON and nothing else: one document, or one object a line for lists."),
+    typer.Option("--json", help="Print only JSON: one document, or one object per line for lists."),
 ]
 LogFormat = Annotated[
     str | None,
     typer.Option(
         metavar="console|json",
-        help="Log lines for people, or an object a line (default: $POLAR_LOG_FORMAT, else console).",
+        help="Format of log lines (default: $POLAR_LOG_FORMAT, else console).",
     ),
 ]
 ExitWithParent = Annotated[bool, typer.Option("--exit-with-parent", hidden=True)]
 
-Model = Annotated[str | None, typer.Option(help="Default model, a directory, or a Hugging Face model id.")]
+Model = Annotated[
+    str | None, typer.Option(help="The default model's name, a directory, or a Hugging Face model id.")
+]
 Weights = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR",
-        help="Weights or a LoRA adapter to sample with instead of the model's own, as a training run's"
-        " checkpoint holds them in `weights`.",
+        help="Weights or a LoRA adapter to sample with instead of the model's own, such as `weights` of a"
+        " training run's checkpoint.",
         exists=True,
         file_okay=False,
     ),
@@ -91,35 +95,38 @@ EngineUrl = Annotated[
         "--engine-url",
         "--engine",
         metavar="URL",
-        help="A running vLLM, SGLang, `polar engine` or OpenAI-compatible endpoint, repeated for replicas;"
-        " without it one is started.",
+        help="URL of a running vLLM, SGLang, `polar engine` or OpenAI-compatible endpoint; repeat for"
+        " replicas. Default: start an engine.",
     ),
 ]
 EngineKind = Annotated[
     str | None,
     typer.Option(
         metavar="vllm|sglang|openai|embedded",
-        help="What the engine is. vllm (without a URL it is started here) and sglang give token ids; openai"
-        " is any OpenAI-compatible endpoint (text only: recorded, never trainable; name its --model, and put"
-        " its key in $POLAR_ENGINE_KEY). Default: vllm with a URL, else embedded.",
+        help="Kind of engine. vllm (started here unless a URL is given) and sglang return token ids; openai"
+        " is any OpenAI-compatible endpoint (text only: recorded, never trainable; set --model, and put"
+        " its key in $POLAR_ENGINE_KEY). Default: vllm with a URL, or if it is installed and there is a GPU;"
+        " else embedded.",
     ),
 ]
 EngineMode = Annotated[
     str | None,
     typer.Option(
         metavar="auto|tokens|chat",
-        help="Who renders prompts. tokens: Polar, exactly, never a token twice. chat: the engine, for models"
-        " Polar has no renderer for. auto (default): tokens where it can, else chat.",
+        help="Who renders prompts. tokens: Polar, exactly. chat: the engine, for models"
+        " without a renderer. auto (default): tokens if possible, else chat.",
     ),
 ]
 RunSlots = Annotated[
-    int | None, typer.Option(help="Agents that run at once on each node (default: what the machine carries).")
+    int | None,
+    typer.Option(help="Maximum number of agents per node (default: derived from cores and memory)."),
 ]
 NodeCount = Annotated[
-    int | None, typer.Option(help="Nodes to run here, each with its own gateway (default: 1).")
+    int | None, typer.Option(help="Number of nodes to run here, each with its own gateway (default: 1).")
 ]
 Ca = Annotated[
-    Path | None, typer.Option(help="Who signed the server's certificate, in PEM (default: $POLAR_CA).")
+    Path | None,
+    typer.Option(help="PEM file of the authority that signed the server's certificate (default: $POLAR_CA)."),
 ]
 
 Tasksets = Annotated[
@@ -128,25 +135,22 @@ Tasksets = Annotated[
         "--taskset",
         "-t",
         metavar="PATH",
-        help="A taskset.yaml, a task file, rows (JSONL, parquet), or a directory of Harbor tasks or of"
-        " these; may be given several times.",
+        help="A taskset.yaml, a task file, rows (JSONL, parquet), or a directory of Harbor tasks or"
+        " these; repeat for several.",
     ),
 ]
 Harness = Annotated[
     str | None,
-    typer.Option(
-        metavar="NAME[:{OPTIONS}]", help="The harness of every task, instead of the one that it names."
-    ),
+    typer.Option(metavar="NAME[:{OPTIONS}]", help="Harness for all tasks, instead of their own."),
 ]
 Samples = Annotated[
-    int | None, typer.Option(min=1, max=1024, help="Attempts at every task, instead of what it says.")
+    int | None, typer.Option(min=1, max=1024, help="Number of attempts per task, instead of the task's own.")
 ]
-Concurrency = Annotated[int | None, typer.Option(min=1, help="Agents that run at once.")]
+Concurrency = Annotated[int | None, typer.Option(min=1, help="Maximum number of agents running at once.")]
 PassReward = Annotated[float, typer.Option(help="Minimum reward for a session to pass.")]
 
 
 def overlay(harness: str | None, samples: int | None = None) -> dict[str, Any]:
-    """The fields that options lay over every task."""
     from polar.evals.plan import parse_harness
 
     component = parse_harness(harness).component if harness is not None else None

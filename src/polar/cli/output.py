@@ -1,4 +1,4 @@
-"""What commands print: tables for people, JSON for scripts."""
+"""Output of commands: tables for people, JSON for scripts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rich.text import Text
 Item = TypeVar("Item")
 
 PIPED_WIDTH = 10_000
-"""Wide enough that nothing is cut or wrapped where no person's terminal sets the width."""
+"""Wide enough that nothing is cut or wrapped if output is not a terminal."""
 
 _VISIBLE = {
     **{code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"},
@@ -29,34 +29,38 @@ _VISIBLE = {
 
 
 def visible(text: str) -> str:
-    """Text with control characters made visible: what a model or a server says must not drive a terminal."""
+    """Make control characters visible, so that output of a model or server cannot control the terminal."""
     return text.translate(_VISIBLE)
 
 
 def say(text: str, colour: str | None = None) -> None:
-    """A line on standard error."""
     typer.secho(visible(text), fg=colour, err=True)
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console without colours, cuts or wraps unless a terminal is at the other end."""
+    """Return a console without colours, cuts or wraps unless output is a terminal."""
     stream = sys.stderr if stderr else sys.stdout
     return Console(file=stream, highlight=False, emoji=False, width=None if stream.isatty() else PIPED_WIDTH)
 
 
 @contextmanager
 def session_progress(total: int) -> Iterator[tuple[Console, Callable[[int, str], None]]]:
-    """A bar on standard error where a person watches: told how many sessions have ended, and a note."""
+    """Show a progress bar; the yielded function takes the number of ended sessions and a note."""
     terminal = console(stderr=True)
     note = TextColumn("{task.fields[note]}")
     columns = (TextColumn("sessions"), BarColumn(), MofNCompleteColumn(), note, TimeElapsedColumn())
     with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as progress:
         bar = progress.add_task("", total=total, note="")
-        yield terminal, lambda ended, note: progress.update(bar, completed=ended, note=note)
+
+        def update(ended: int, note: str) -> None:
+            # Branches come while sessions end: nobody knows before how many.
+            progress.update(bar, completed=ended, total=max(total, ended), note=note)
+
+        yield terminal, update
 
 
 def print_parts(*parts: RenderableType) -> None:
-    """Print the parts; spaces that pad lines to a width are for terminals only."""
+    """Print the parts, padded with spaces only in a terminal."""
     out = console()
     if out.is_terminal:
         out.print(*parts, sep="\n", markup=False)
@@ -68,7 +72,7 @@ def print_parts(*parts: RenderableType) -> None:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
-    """A plain table; columns whose names begin with > are aligned to the right, None is shown as a dash."""
+    """Build a plain table; columns named >NAME are right-aligned, and None is shown as a dash."""
     made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for column in columns:
         is_number = column.startswith(">")
@@ -89,19 +93,18 @@ def cell(value: object) -> str:
 
 
 def clock(seconds: float | None) -> str | None:
-    """Unix seconds as local time."""
+    """Format Unix seconds as local time."""
     return None if seconds is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 task`, `2 tasks`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def print_list(
     items: Iterable[Item], shown: Callable[[Iterable[Item]], RenderableType], *, as_json: bool
 ) -> None:
-    """The items as a table, or as JSON, an object a line as they come."""
+    """Print items as a table, or as one JSON object per line as they arrive."""
     if not as_json:
         print_parts(shown(items))
         return
@@ -110,12 +113,10 @@ def print_list(
 
 
 def print_json(value: Any) -> None:
-    """One document, indented, on standard output."""
     _print_json(value, orjson.OPT_INDENT_2)
 
 
 def print_json_line(value: Any) -> None:
-    """One object of a list, on a line of its own."""
     _print_json(value, 0)
 
 

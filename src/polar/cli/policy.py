@@ -1,4 +1,4 @@
-"""`polar policy`: which weights the engines sample with, and how to replace them by hand."""
+"""`polar policy`: shows and replaces the weights that engines sample with."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from polar.client import Client
 from polar.models.policy import PauseMode, PolicyView
 
 policy = command_group()
-Holder = Annotated[str, typer.Option(help="In whose name: only a pause's holder updates.")]
+Holder = Annotated[str, typer.Option(help="Name of the holder; only the holder of a pause can update.")]
 Mode = Annotated[
     PauseMode,
     typer.Option(
-        help="Whether generations under way freeze (keep), end first (drain), or are broken off and"
+        help="Whether running generations freeze (keep), finish first (drain), or are aborted and"
         " continued later (abort)."
     ),
 ]
 Weights = Annotated[
     Path | None,
     typer.Argument(
-        help="A directory of weights, or a safetensors file. Default: the weights that the engines were"
+        help="A directory of weights or a safetensors file. Default: the weights that the engines were"
         " started with."
     ),
 ]
@@ -49,13 +49,15 @@ def show(context: typer.Context, as_json: AsJson = False, server: Server = None,
 @policy.command()
 def pause(
     mode: Mode = PauseMode.KEEP,
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="When it ends by itself.")] = 60.0,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Seconds after which the pause ends by itself.")
+    ] = 60.0,
     holder: Holder = "command-line",
     as_json: AsJson = False,
     server: Server = None,
     token: Token = None,
 ) -> None:
-    """Stop sampling for a while."""
+    """Pause sampling."""
     with Client(server, token) as client:
         _print(client.pause_policy(holder, mode, timeout_seconds=timeout), as_json)
 
@@ -63,13 +65,15 @@ def pause(
 @policy.command()
 def update(
     path: Weights = None,
-    version: Annotated[int | None, typer.Option(help="Default: the next.")] = None,
+    version: Annotated[
+        int | None, typer.Option(help="Version number of the weights. Default: the next.")
+    ] = None,
     holder: Holder = "command-line",
     as_json: AsJson = False,
     server: Server = None,
     token: Token = None,
 ) -> None:
-    """Replace the weights; this needs no pause, for engines freeze while they load."""
+    """Replace the weights. No pause is needed, since engines pause while they load."""
     with Client(server, token) as client:
         _print(client.update_policy(path, version=version, holder=holder), as_json)
 

@@ -1,4 +1,4 @@
-"""`polar proxy`: any program, with every model call captured."""
+"""`polar proxy`: runs any program and captures every model call."""
 
 from __future__ import annotations
 
@@ -17,17 +17,15 @@ from polar.models.task import SamplingPin
 from polar.telemetry.logs import log_to_stderr
 
 if TYPE_CHECKING:
-    from polar.app.proxy import Wrapped
+    from polar.app.proxy import ProxySession
 
 Command = Annotated[list[str] | None, typer.Argument(help="The program and its arguments, after --.")]
-Temperature = Annotated[
-    float | None, typer.Option(help="Sample with this temperature, whatever the program asks.")
-]
+Temperature = Annotated[float | None, typer.Option(help="Sampling temperature, overriding the program's.")]
 MaxSeconds = Annotated[
     float | None,
-    typer.Option(min=0, help="Refuse model calls, as a provider does, once the program has run this long."),
+    typer.Option(min=0, help="Refuse model calls after this many seconds, as if out of quota."),
 ]
-Out = Annotated[Path | None, typer.Option(help="Where the recording goes (default: .polar/proxy/TIME).")]
+Out = Annotated[Path | None, typer.Option(help="Directory of the recording (default: .polar/proxy/TIME).")]
 
 
 def proxy(
@@ -43,10 +41,9 @@ def proxy(
 ) -> None:
     """Run a program against the gateway and keep every token.
 
-    Base URLs and a key for every provider's API are set in its environment, and Codex gets a CODEX_HOME with
-    your own configuration and our address; nothing else changes. The model answers whatever name the program
-    asks for. Without a program the gateway serves until Ctrl-C and says
-    what to set.
+    Its environment gets base URLs and a key for every provider's API, and Codex gets a CODEX_HOME with your
+    own configuration and our base URL; nothing else changes. The model answers under any name. Without a
+    program, the gateway runs until Ctrl-C and prints the variables to set.
 
     Examples:
 
@@ -72,7 +69,7 @@ def proxy(
         session = None
         pin = SamplingPin(temperature=temperature)
         try:
-            async with around.wrapped(settings, pin, say, max_seconds=max_seconds) as session:
+            async with around.proxy_session(settings, pin, say, max_seconds=max_seconds) as session:
                 exit_code = await _serve(session, command)
         finally:
             if session is not None:
@@ -82,7 +79,7 @@ def proxy(
     raise typer.Exit(exit_code)
 
 
-async def _serve(session: Wrapped, command: list[str] | None) -> int:
+async def _serve(session: ProxySession, command: list[str] | None) -> int:
     from polar.app import proxy as around
 
     if command:
@@ -94,7 +91,7 @@ async def _serve(session: Wrapped, command: list[str] | None) -> int:
     return 0
 
 
-def _summarize(session: Wrapped, *, is_program: bool) -> None:
+def _summarize(session: ProxySession, *, is_program: bool) -> None:
     from polar.app.proxy import NO_CALLS
 
     if (result := session.result) is None:

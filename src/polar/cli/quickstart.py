@@ -1,4 +1,4 @@
-"""`polar quickstart`: watch an unmodified agent solve small tasks against a small real model."""
+"""`polar quickstart`: shows an unmodified agent solving small tasks with a small real model."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rich.console import Console
 from polar.assets.shipped import EXAMPLES, copy_examples
 from polar.cli.interruption import until_interrupted
 from polar.cli.options import Samples
-from polar.config.settings import Settings, load_settings
+from polar.config.settings import DEFAULT_MODEL, Settings, load_settings
 from polar.models.task import TaskSpec
 from polar.telemetry.logs import log_to_file
 
 Tasks = Annotated[
     Path | None,
-    typer.Argument(help="Task file or directory.", show_default="examples/quickstart, or those that ship"),
+    typer.Argument(help="Task file or directory.", show_default="examples/quickstart, or the packaged ones"),
 ]
 Model = Annotated[str | None, typer.Option(help="Another model: a directory or a Hugging Face model id.")]
 
@@ -29,8 +29,8 @@ Model = Annotated[str | None, typer.Option(help="Another model: a directory or a
 def quickstart(tasks: Tasks = None, model: Model = None, samples: Samples = None) -> None:
     """Roll out the example tasks from start to finish.
 
-    Starts engine, server and node, shows every session as it runs, ends with a summary, and stops
-    everything it started.
+    Starts engine, server and node, shows every session as it runs, prints a summary, and stops everything
+    it started.
 
     Example: polar quickstart --samples 2
     """
@@ -39,6 +39,9 @@ def quickstart(tasks: Tasks = None, model: Model = None, samples: Samples = None
     data_dir = Path(".polar") / "runs" / time.strftime("quickstart-%Y%m%d-%H%M%S")
     engine = {"model": model, "tool_prompt": True}
     settings = load_settings(overrides={"data_dir": data_dir, "server": {"port": 0}, "engine": engine})
+    if (settings.engine.kind, settings.engine.model) == ("auto", DEFAULT_MODEL):
+        # Ready in seconds, where vLLM takes a minute or two to start.
+        settings = settings.updated(engine={"kind": "embedded"})
     specs = load_tasks(tasks or _example_tasks())
     if samples is not None:
         specs = [task.model_copy(update={"samples": samples}) for task in specs]
@@ -58,30 +61,29 @@ async def _roll_out(settings: Settings, tasks: Sequence[TaskSpec]) -> None:
     recorded = [result for result in results if result.has_recording]
     best = max(recorded, key=lambda result: -1.0 if result.reward is None else result.reward, default=None)
     if best and (recording := recording_path(settings.data_dir, best.session_id)):
-        # On a line of its own and never folded, so that it can be copied.
+        # On its own line and never wrapped, so that it can be copied.
         console.print(f"\nlook closer: {_polar()} show {recording}", soft_wrap=True, highlight=False)
 
 
 def _example_tasks() -> Path:
-    """Those in the current directory, which may have been edited, or else those in the package."""
     here = Path("examples", "quickstart")
     return here if here.exists() else EXAMPLES / "quickstart"
 
 
 def _polar() -> str:
-    """This command as the user can type it here."""
     script = Path(sys.argv[0])
     return os.path.relpath(script) if script.name == "polar" and script.is_file() else "polar"
 
 
 def examples(
-    into: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write them.")] = Path("examples"),
+    into: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to write them to.")] = Path(
+        "examples"
+    ),
 ) -> None:
     """Copy the packaged examples here.
 
-    Writes the tasks of `polar quickstart` and the files of a small training run, under the names that the
-    documentation gives them. A clone of the project has them already. Files that differ are never
-    overwritten.
+    Writes the tasks of `polar quickstart` and the files of a small training run, under the names used in the
+    documentation. A clone of the project already has them. Files that differ are never overwritten.
 
     Example: polar examples  then  polar train examples/grpo-pi/tiny.yaml
     """

@@ -1,20 +1,22 @@
-"""`polar results`: what came of ended sessions, as a table or as parquet files."""
+"""`polar results` and `polar webhooks`: the results of ended sessions, and where they are sent."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
+from rich.table import Table
 
 from polar.cli.options import AsJson, Server, Token
-from polar.cli.output import cell, print_json, print_list, print_parts, table
+from polar.cli.output import cell, clock, print_json, print_list, print_parts, table
 from polar.client import Client
 from polar.errors import concerning
 from polar.models.session import SessionResult
+from polar.models.webhook import WebhookView
 
 if TYPE_CHECKING:
     from polar.tasksets.export import ExportedSession
@@ -27,16 +29,16 @@ Out = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR",
-        help="Write traces.parquet (a row a trace) and sessions.parquet (a row a session) there.",
+        help="Write traces.parquet (one row per trace) and sessions.parquet (one row per session) here.",
     ),
 ]
 Tasks = Annotated[
-    list[str] | None, typer.Option("--task", help="Only results of this task; may be given several times.")
+    list[str] | None, typer.Option("--task", help="Only results of this task; repeat for several.")
 ]
 Follow = Annotated[
     bool,
     typer.Option(
-        "--follow", help="Wait for results still to come: to the end of every --task, else until Ctrl-C."
+        "--follow", help="Wait for further results: until every --task has ended, else until Ctrl-C."
     ),
 ]
 
@@ -51,10 +53,10 @@ def results(
 ) -> None:
     """Print the results of ended sessions, or write parquet.
 
-    The files appear when they are complete, and replace those of an earlier run. pandas reads them
-    with read_parquet, datasets with load_dataset("parquet", data_files=...).
+    The files appear once complete, and replace those of an earlier run. pandas reads them with read_parquet,
+    datasets with load_dataset("parquet", data_files=...).
 
-    With --json: one result a line; together with --out, one document that says what was written.
+    With --json, prints one result per line; together with --out, one document that describes the files.
 
     Examples:
 
@@ -62,7 +64,7 @@ def results(
       polar results --out data --task fix-typo --follow
     """
     with Client(server, token) as client:
-        # With those whose tokens `server.max_staleness` calls too old to train on: they have ended as well.
+        # Includes results that `server.max_staleness` marks as stale.
         pages = client.result_pages(task or None, follow=follow)
         feed: Iterator[SessionResult] = (result for page in pages for result in page.results)
         if follow:
@@ -78,7 +80,7 @@ def results(
 def _write(client: Client, feed: Iterator[SessionResult], directory: Path, as_json: bool) -> None:
     from polar.tasksets.export import export
 
-    written = export(_ended(client, feed), directory)
+    written = export(_exported_sessions(client, feed), directory)
     counts = {
         "sessions": written.sessions,
         "traces": written.traces,
@@ -92,11 +94,11 @@ def _write(client: Client, feed: Iterator[SessionResult], directory: Path, as_js
     print_parts(f"{told} in {' and '.join(files)}")
 
 
-def _ended(client: Client, feed: Iterator[SessionResult]) -> Iterator[ExportedSession]:
+def _exported_sessions(client: Client, feed: Iterator[SessionResult]) -> Iterator[ExportedSession]:
     from polar.recordings.recording import decode
     from polar.tasksets.export import ExportedSession
 
-    # Results of one task come close together, so a few remembered tasks save nearly every look-up.
+    # Results of one task arrive close together, so caching a few tasks saves nearly every look-up.
     metadata = lru_cache(maxsize=256)(lambda task_id: client.task(task_id).spec.metadata)
     for result in feed:
         recording = None
@@ -107,7 +109,7 @@ def _ended(client: Client, feed: Iterator[SessionResult]) -> Iterator[ExportedSe
 
 
 def _print_live(feed: Iterator[SessionResult]) -> None:
-    """A line for each result: a table cannot be aligned before its last row is known."""
+    """Print one line per result, since a table cannot be aligned before its last row is known."""
     names = [column.strip(">").lower() for column in (*COLUMNS[1:], "NOTE")]
     for result in feed:
         pairs = zip(names, _row(result)[1:], strict=True)
@@ -132,7 +134,7 @@ def _row(result: SessionResult) -> tuple[object, ...]:
 
 
 def _until_interrupted(items: Iterator[Item]) -> Iterator[Item]:
-    """The items until SIGINT or SIGTERM, which end the iteration and never the work on an item."""
+    """Yield items until SIGINT or SIGTERM, which end the iteration but never the work on an item."""
     interrupted = waiting = False
 
     def interrupt(*_: Any) -> None:
@@ -155,3 +157,31 @@ def _until_interrupted(items: Iterator[Item]) -> Iterator[Item]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def webhooks(as_json: AsJson = False, server: Server = None, token: Token = None) -> None:
+    """Show the URLs that tasks want their results sent to, and how far each has got.
+
+    LAG is the number of results that a receiver has yet to accept. The server retries until they are
+    accepted.
+
+    Example: polar webhooks --json
+    """
+    with Client(server, token) as client:
+        print_list(client.webhooks(), _webhook_table, as_json=as_json)
+
+
+def _webhook_table(views: Iterable[WebhookView]) -> Table:
+    rows = (
+        (
+            view.url,
+            view.lag,
+            f"{view.lag_seconds:.0f} s",
+            view.failures,
+            clock(view.delivered_at),
+            clock(view.retry_at),
+            view.error,
+        )
+        for view in views
+    )
+    return table(["URL", ">LAG", ">FOR", ">FAILURES", "DELIVERED", "AGAIN", "LAST ERROR"], rows)

@@ -1,4 +1,4 @@
-"""`polar serve`: the rollout server and, unless nodes join it from elsewhere, one node with its engine."""
+"""`polar serve`: the rollout server and, unless nodes join it from elsewhere, a node with its engine."""
 
 from __future__ import annotations
 
@@ -19,25 +19,29 @@ WarmStart = Annotated[
     bool,
     typer.Option(
         "--warm-start",
-        help="Begin with the policy of `polar quickstart`: the default model with an adapter that has"
-        " seen such tasks. Without it the model samples as it was published.",
+        help="Start with the policy of `polar quickstart`: the default model with an adapter trained on"
+        " such tasks. Default: the model as published.",
     ),
 ]
-TlsCert = Annotated[Path | None, typer.Option(help="Speak HTTPS with this certificate (PEM), and --tls-key.")]
-TlsClientCa = Annotated[
-    Path | None, typer.Option(help="Let in only clients with a certificate that these signed (PEM).")
+TlsCert = Annotated[
+    Path | None, typer.Option(help="Serve HTTPS with this certificate (PEM); requires --tls-key.")
 ]
-Insecure = Annotated[bool, typer.Option("--insecure", help="Listen beyond this machine without TLS.")]
+TlsClientCa = Annotated[
+    Path | None, typer.Option(help="Accept only clients with a certificate signed by this authority (PEM).")
+]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Allow listening beyond this machine without TLS.")
+]
 NoNode = Annotated[
-    bool, typer.Option("--no-node", help="Only the rollout server: nodes join with `polar node`.")
+    bool, typer.Option("--no-node", help="Run only the rollout server; nodes join with `polar node`.")
 ]
 
 
 def serve(
     config: options.ConfigFile = None,
     data_dir: options.DataDir = None,
-    host: Annotated[str | None, typer.Option(help="The server's address (default: 127.0.0.1).")] = None,
-    port: Annotated[int | None, typer.Option(help="The server's port (default: 8700).")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on (default: 127.0.0.1).")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on (default: 8700).")] = None,
     engine_url: options.EngineUrl = None,
     engine_kind: options.EngineKind = None,
     engine_mode: options.EngineMode = None,
@@ -48,7 +52,7 @@ def serve(
     nodes: options.NodeCount = None,
     log_format: options.LogFormat = None,
     tls_cert: TlsCert = None,
-    tls_key: Annotated[Path | None, typer.Option(help="The certificate's key (PEM).")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Private key of the certificate (PEM).")] = None,
     tls_client_ca: TlsClientCa = None,
     insecure: Insecure = False,
     no_node: NoNode = False,
@@ -58,11 +62,11 @@ def serve(
     Example: polar serve --warm-start &  then  polar submit examples/quickstart
     """
     if (warm_start or weights) and no_node:
-        raise InvalidInput("--weights and --warm-start go with a node of this process, not with --no-node")
+        raise InvalidInput("--weights and --warm-start cannot be combined with --no-node")
     if warm_start and weights:
-        raise InvalidInput("--warm-start brings weights of its own; leave it or --weights out")
+        raise InvalidInput("--warm-start and --weights cannot be combined")
     if tls_cert is None and (tls_key is not None or tls_client_ca is not None):
-        raise InvalidInput("--tls-key and --tls-client-ca go with --tls-cert")
+        raise InvalidInput("--tls-key and --tls-client-ca require --tls-cert")
     tls = {"cert": tls_cert, "key": tls_key, "client_ca": tls_client_ca} if tls_cert else None
     engine = {"url": engine_url or None, "kind": engine_kind, "mode": engine_mode, "model": model}
     settings = load_settings(
@@ -85,7 +89,7 @@ def _warm_start(engine: EngineSettings) -> Path | None:
     from polar.app.quickstart import shipped_policy
 
     if (policy := shipped_policy(engine)) is None:
-        typer.echo(f"no warm start: it is for {DEFAULT_MODEL} in an engine that is started here")
+        typer.echo(f"no warm start: it requires {DEFAULT_MODEL} in an engine started here")
     return policy
 
 
@@ -101,6 +105,6 @@ async def _serve(settings: Settings, policy: Path | None, *, no_node: bool) -> N
 
 async def _serve_forever(what: str, url: str, dashboard: str, settings: Settings) -> None:
     typer.echo(f"serving {what} at {url} (token: {settings.data_dir / 'token'})")
-    # Its token is named only to a person, for what is written to a file stays there.
+    # The token is printed only to a terminal, since output in a file stays there.
     typer.echo(f"dashboard: {dashboard if sys.stdout.isatty() else dashboard.partition('#')[0]}")
     await asyncio.Event().wait()

@@ -1,4 +1,4 @@
-"""`polar tasks`: what was asked, how far it is, and how to stop it."""
+"""`polar tasks`: lists, shows and cancels tasks, and checks task files."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ if TYPE_CHECKING:
 tasks = command_group()
 TaskId = Annotated[str, typer.Argument(metavar="TASK")]
 Paths = Annotated[list[Path], typer.Argument(metavar="PATH...", help="Tasksets and task files.")]
-Attacks = Annotated[bool, typer.Option("--attacks/--no-attacks", help="Whether cheating is tried too.")]
-Jobs = Annotated[int | None, typer.Option(min=1, help="Sandboxes at a time (default: one per core).")]
+Attacks = Annotated[bool, typer.Option("--attacks/--no-attacks", help="Whether to run attacks as well.")]
+Jobs = Annotated[
+    int | None, typer.Option(min=1, help="Number of sandboxes at a time (default: one per core).")
+]
 
 
 @tasks.callback(invoke_without_command=True)
@@ -65,7 +67,7 @@ def show(task_id: TaskId, as_json: AsJson = False, server: Server = None, token:
 
 @tasks.command()
 def cancel(task_id: TaskId, as_json: AsJson = False, server: Server = None, token: Token = None) -> None:
-    """End those of a task's sessions that have not ended."""
+    """Cancel a task's sessions that have not ended."""
     with Client(server, token) as client:
         view = client.cancel(task_id)
         _print(view, client, as_json)
@@ -93,7 +95,7 @@ def _print(task: TaskView, client: Client, as_json: bool) -> None:
 
 @tasks.command()
 def check(paths: Paths, harness: Harness = None, as_json: AsJson = False) -> None:
-    """Read tasksets and task files without submitting, and name every problem by file, line and field."""
+    """Check tasksets and task files without submitting them; problems name file, line and field."""
     from polar.tasksets.files import read_tasks
     from polar.tasksets.task_document import unknown_names
 
@@ -103,9 +105,9 @@ def check(paths: Paths, harness: Harness = None, as_json: AsJson = False) -> Non
         print_json({"tasks": len(loaded.tasks), "sessions": sessions, "problems": loaded.problems})
         raise typer.Exit(1 if loaded.problems else 0)
     for name in sorted({name for task in loaded.tasks for name in unknown_names(task)}):
-        say(f"{name} is not known here; the server may know it", typer.colors.YELLOW)
+        say(f"{name} is not installed here, but may be on the server", typer.colors.YELLOW)
     loaded.all_or_nothing()
-    print_parts(f"{counted(len(loaded.tasks), 'task')} with {counted(sessions, 'session')}: all sound")
+    print_parts(f"{counted(len(loaded.tasks), 'task')} with {counted(sessions, 'session')}: all valid")
 
 
 @tasks.command()
@@ -117,11 +119,11 @@ def validate(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run each task in its sandbox without a model, to find those that mislead a policy.
+    """Run each task in its sandbox without a model, to find those that would mislead a policy.
 
-    Each is run with nothing done, with its reference solution where it has one, and with the attacks that
-    fit how it is graded. It tells which tasks cannot be solved, reward no work, can be cheated, or score
-    the same work differently, and exits with 1 if there are any.
+    Each task is run with nothing done, with its reference solution if it has one, and with the attacks that
+    apply to its grading. Reports tasks that cannot be solved, reward no work, can be cheated, or score the
+    same work differently, and exits with 1 if there are any.
     """
     from polar.app import validation
     from polar.tasksets.files import read_tasks
@@ -149,7 +151,7 @@ def validate(
 
     until_interrupted(work())
     if as_json:
-        print_json([asdict(report) | {"troubles": _named(report)} for report in reports])
+        print_json([asdict(report) | {"troubles": _trouble_names(report)} for report in reports])
     else:
         print_parts(*_validation_parts(reports))
     if any(report.troubles for report in reports):
@@ -165,20 +167,20 @@ def _validation_parts(reports: Sequence[TaskReport]) -> list[RenderableType]:
             _rewards(report.nothing),
             _rewards(report.solution),
             f"{len(report.successful_attacks)} of {len(report.attacks)}" if report.attacks else None,
-            "; ".join(f"{trouble}: {seen}" for trouble, seen in _named(report).items()) or "sound",
+            "; ".join(f"{trouble}: {seen}" for trouble, seen in _trouble_names(report).items()) or "sound",
         )
         for report in reports
     ]
     wrong = sum(bool(report.troubles) for report in reports)
     lines = [f"\n{counted(len(reports), 'task')}, {wrong} with problems"]
     if without := sum(not report.solution for report in reports):
-        lines.append(f"{without} without a reference solution: whether they can be solved was not tried")
+        lines.append(f"{without} without a reference solution were not checked for solvability")
     rewarded = {one.trial for report in reports for one in report.successful_attacks}
     lines += [f"{attack.name}: {attack.description}" for attack in ATTACKS if attack.name in rewarded]
     return [table(["TASK", "NOTHING", "SOLUTION", "ATTACKS REWARDED", "VERDICT"], rows), *lines]
 
 
-def _named(report: TaskReport) -> dict[str, str]:
+def _trouble_names(report: TaskReport) -> dict[str, str]:
     return {trouble.value: seen for trouble, seen in report.troubles.items()}
 
 
@@ -202,5 +204,5 @@ def task_table(tasks: Iterable[TaskView]) -> Table:
 
 
 def _counts(sessions: Mapping[SessionStatus, int]) -> str:
-    """`2 running, 1 completed`, in the order of a session's life."""
+    """Return `2 running, 1 completed`, in the order of a session's life."""
     return ", ".join(f"{sessions[status]} {status}" for status in SessionStatus if status in sessions)

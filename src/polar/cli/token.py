@@ -1,4 +1,4 @@
-"""`polar token`: who may ask the server for what, by tokens with a role and a name."""
+"""`polar token`: tokens with a role and a name, for access to the server."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ token = command_group(no_args_is_help=True)
 def about() -> None:
     """Make, list and revoke tokens; this needs an admin's.
 
-    A token is printed once, alone on standard output: the server keeps only its digest. What the file
-    `token` of the data directory holds is an admin's token too, and is not in the list.
+    A token is printed once, alone on standard output: the server stores only its digest. The file `token` in
+    the data directory is an admin token too, and is not listed.
 
-    Roles: admin may do everything; trainer submits, cancels, reads and updates the policy; read-only
-    reads; node leases sessions and delivers their results.
+    Roles: admin may do everything; trainer submits, cancels, reads and updates the policy; read-only reads;
+    node leases sessions and delivers their results.
 
     Examples:
 
@@ -39,25 +39,25 @@ def about() -> None:
 
 @token.command("list")
 def list_tokens(as_json: AsJson = False, server: Server = None, token: Token = None) -> None:
-    """List tokens, without the tokens themselves."""
+    """List tokens, without their secrets."""
     with Client(server, token) as client:
         print_list(client.tokens(), _token_table, as_json=as_json)
 
 
 @token.command()
 def create(
-    role: Annotated[TokenRole, typer.Option(help="What its holder may do.")],
+    role: Annotated[TokenRole, typer.Option(help="The permissions of its holder.")],
     name: Annotated[
-        str | None, typer.Option(help="What audit lines call its holder (default: the role).")
+        str | None, typer.Option(help="Name of the holder in audit lines (default: the role).")
     ] = None,
     expires: Annotated[
-        str | None, typer.Option(metavar="30d|12h|600s", help="When it ends (default: never).")
+        str | None, typer.Option(metavar="30d|12h|600s", help="Lifetime of the token (default: unlimited).")
     ] = None,
     as_json: AsJson = False,
     server: Server = None,
     token: Token = None,
 ) -> None:
-    """Make a token and print it."""
+    """Create a token and print it."""
     lifetime = _seconds(expires) if expires is not None else None
     with Client(server, token) as client:
         made = client.create_token(name or role.value, role, expires_seconds=lifetime)
@@ -66,27 +66,26 @@ def create(
         return
     view = made.view
     end = f"until {clock(view.expires_at)}" if view.expires_at is not None else "until it is revoked"
-    say(f"{view.role} token {view.name} ({view.id}), {end}; it is shown this once:")
+    say(f"{view.role} token {view.name} ({view.id}), {end}; it is shown only once:")
     typer.echo(made.token)
 
 
 @token.command()
 def revoke(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A name, or the id of one token.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of tokens, or the id of one.")],
     server: Server = None,
     token: Token = None,
 ) -> None:
-    """End a token, or all tokens of a name."""
+    """Revoke a token, or all tokens of a name."""
     with Client(server, token) as client:
         ended = client.revoke_token(name)
     say(f"revoked {', '.join(f'{view.name} ({view.id})' for view in ended)}")
 
 
 def _seconds(text: str) -> float:
-    """`90s`, `15m`, `12h`, `30d`; a bare number is seconds."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd]?)", text.strip())
     if match is None:
-        raise InvalidInput(f"--expires: {text!r} is no length of time", hint="90s, 15m, 12h or 30d")
+        raise InvalidInput(f"--expires: {text!r} is not a duration", hint="use 90s, 15m, 12h or 30d")
     return float(match[1]) * _UNITS[match[2] or "s"]
 
 

@@ -1,4 +1,4 @@
-"""`polar top`: what the system does, live in a terminal."""
+"""`polar top`: shows the running system live in a terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from polar.app.vitals import Look, PoolSigns, Vitals
+from polar.app.vitals import PoolSigns, Snapshot, Vitals
 from polar.cli.node import node_table
 from polar.cli.options import AsJson, Server, Token
 from polar.cli.output import console, print_json_line, print_parts, table, visible
@@ -24,23 +24,21 @@ BAR = 20
 
 
 def top(
-    interval: Annotated[
-        float, typer.Option(min=0.2, max=60.0, help="Seconds from one look to the next.")
-    ] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Look for one interval, print, and end.")] = False,
+    interval: Annotated[float, typer.Option(min=0.2, max=60.0, help="Seconds between updates.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Measure one interval, print it, and exit.")] = False,
     as_json: AsJson = False,
     server: Server = None,
     token: Token = None,
 ) -> None:
     """Show nodes, pools, throughput, rewards, the policy and the engines, until Ctrl-C.
 
-    A token that may only read will do. Pools, tokens per second and engines are those of the server's own
-    process; nodes that run apart show theirs at their own `/metrics`.
+    A read-only token is enough. Pools, tokens per second and engines are those of the server's own process;
+    other nodes have their own `/metrics`.
 
     Example: polar top --once --json
     """
     with Client(server, token) as client:
-        looks = _looks(client, interval)
+        looks = _updates(client, interval)
         if not (once or as_json):
             _watch(looks, client.server)
             return
@@ -55,13 +53,13 @@ def top(
                 return
 
 
-def _looks(client: Client, interval: float) -> Iterator[Vitals | Unavailable]:
-    """What every look finds, or that the server could not be looked at; the first look must succeed."""
-    before = Look.at_server(client)
+def _updates(client: Client, interval: float) -> Iterator[Vitals | Unavailable]:
+    """Yield the state of the server at each update, or why it could not be read; the first must succeed."""
+    before = Snapshot.of_server(client)
     while True:
         time.sleep(interval)
         try:
-            now = Look.at_server(client)
+            now = Snapshot.of_server(client)
         except Unavailable as error:
             yield error
         else:
@@ -70,7 +68,7 @@ def _looks(client: Client, interval: float) -> Iterator[Vitals | Unavailable]:
 
 
 def _watch(looks: Iterator[Vitals | Unavailable], server: str) -> None:
-    """Until Ctrl-C, also while the server is away: it may be restarted."""
+    """Update the display until Ctrl-C, even while the server is unreachable."""
     with Live(console=console(), screen=True, auto_refresh=False) as live:
         try:
             for found in looks:

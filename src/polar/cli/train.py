@@ -16,18 +16,20 @@ INTERRUPTED = 130
 
 Run = Annotated[
     list[str],
-    typer.Argument(metavar="[sft] RUN.yaml", help="The run's settings; `sft` before it to fine-tune."),
+    typer.Argument(metavar="[sft] RUN.yaml", help="Settings of the run; put `sft` before it to fine-tune."),
 ]
-Out = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="The run's directory, instead of what the file says.")
-]
-Steps = Annotated[int | None, typer.Option(min=1, help="How many steps, instead of what the file says.")]
+Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Directory of the run, overriding the file's.")]
+Steps = Annotated[int | None, typer.Option(min=1, help="Number of steps, overriding the file's.")]
 Seconds = Annotated[
-    float | None, typer.Option(min=0.001, help="End with the step being made then; the same command goes on.")
+    float | None,
+    typer.Option(min=0.001, help="Stop after the step that is running then; the same command resumes."),
 ]
-Seed = Annotated[int | None, typer.Option(min=0, help="The seed, instead of what the file says.")]
+Seed = Annotated[int | None, typer.Option(min=0, help="Seed, overriding the file's.")]
 Sync = Annotated[
-    bool, typer.Option("--sync", help="Roll out and train in turns; nothing is sampled while training.")
+    bool,
+    typer.Option(
+        "--sync", help="Alternate between rollouts and training, instead of sampling while training."
+    ),
 ]
 
 
@@ -42,11 +44,12 @@ def train(
     """Train a policy.
 
     One YAML file is one run. Without `sft` it is GRPO: tasks are rolled out with the policy as it learns
-    (`rollouts:`), or recordings are learnt from as they are (`recordings:`). With `sft` the policy is
+    (`rollouts:`), or existing recordings are learned from (`recordings:`). With `sft`, the policy is
     fine-tuned on datasets of `polar generate` (`data:`).
 
-    DIR holds checkpoints and metrics.jsonl. Stopped at any moment, the same command goes on after the last
-    checkpoint, exactly as if it had not been stopped. docs/training.md explains every setting.
+    DIR gets checkpoints and metrics.jsonl. If the run is interrupted, the same command resumes it after the
+    last checkpoint, with the same outcome as without the interruption. docs/training.md explains every
+    setting.
 
     Examples:
 
@@ -58,7 +61,7 @@ def train(
         from polar.training.run import train as carry_out
         from polar.training.settings import GrpoSettings, SftSettings, load_run
     except ImportError as error:
-        raise InvalidInput(f"training needs {error.name}", hint="pip install 'polar-rl[train]'") from None
+        raise InvalidInput(f"training requires {error.name}", hint="pip install 'polar-rl[train]'") from None
 
     settings = load_run(path, SftSettings if is_sft else GrpoSettings)
     changed = {"out": out, "steps": steps, "seconds": seconds, "seed": seed}
@@ -68,14 +71,14 @@ def train(
     if sync:
         rollouts = getattr(settings, "rollouts", None)
         if rollouts is None:
-            raise InvalidInput("--sync: this run rolls nothing out")
+            raise InvalidInput("--sync: this run has no rollouts")
         in_turns = rollouts.model_copy(update={"synchronous": True})
         settings = settings.model_copy(update={"rollouts": in_turns})
     log_to_file(settings.out / "train.log", "info")
     try:
         kept = carry_out(settings, console(stderr=True))
     except KeyboardInterrupt:
-        say("stopped; the same command goes on after the last checkpoint")
+        say("stopped; run the same command to resume after the last checkpoint")
         raise typer.Exit(INTERRUPTED) from None
     typer.echo(kept.path)
 
@@ -88,5 +91,5 @@ def _path(words: list[str]) -> tuple[Path, bool]:
             return Path(path), False
         case _:
             raise InvalidInput(
-                "name one file of settings", hint="polar train RUN.yaml, polar train sft RUN.yaml"
+                "expected one settings file", hint="polar train RUN.yaml, or polar train sft RUN.yaml"
             )

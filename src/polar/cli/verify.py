@@ -1,4 +1,4 @@
-"""`polar verify`: whether recordings keep their promises, and an engine agrees with their logprobs."""
+"""`polar verify`: checks that recordings are exact and that an engine agrees with their logprobs."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ Source = Annotated[
     str,
     typer.Argument(
         metavar="SESSION|DIR|FILE",
-        help="A session's id, a data directory or any other with recordings in it, or one recording.",
+        help="A session's id, a directory with recordings, or one recording.",
     ),
 ]
 Engine = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
-        help="The engine to ask. Default: the one in the settings, else the embedded one is started.",
+        help="Engine to compare with. Default: the one in the settings, else start the embedded one.",
     ),
 ]
 EngineKind = Annotated[
     str | None,
-    typer.Option(metavar="vllm|sglang", help="What the engine at --engine speaks: vllm (default) or sglang."),
+    typer.Option(metavar="vllm|sglang", help="API of the engine at --engine (default: vllm)."),
 ]
 Model = Annotated[
-    str | None, typer.Option(help="The embedded engine's model. Default: the one the first recording names.")
+    str | None, typer.Option(help="Model of the embedded engine. Default: that of the first recording.")
 ]
-Tolerance = Annotated[float, typer.Option(min=0, help="The largest difference of a logprob to accept.")]
+Tolerance = Annotated[float, typer.Option(min=0, help="Maximum accepted difference of a logprob.")]
 Replay = Annotated[
-    bool, typer.Option("--replay/--no-replay", help="Ask an engine, or check the invariants only.")
+    bool, typer.Option("--replay/--no-replay", help="Compare with an engine, or check only the invariants.")
 ]
 
 
@@ -62,19 +62,19 @@ def verify(
     """Check what was recorded of sessions.
 
     A recording must match its checksum. Every sampled token must be trained in exactly one trace or counted
-    under a reason, and stand there after exactly the tokens that the policy saw. Then each trace is scored by
-    an engine, and the logprobs of its sampled tokens are compared with those recorded. Exits with 1 if
-    anything does not hold.
+    under a reason, and must follow exactly the tokens that the policy saw. Then an engine scores each trace,
+    and the logprobs of its sampled tokens are compared with the recorded ones. Exits with 1 if any check
+    fails.
 
-    Tokens sampled at another temperature than 1, or with top_p, top_k or a grammar, cannot be compared
-    and are counted. The engine must have the weights that the tokens were sampled with.
+    Tokens sampled at a temperature other than 1, or with top_p, top_k or a grammar, cannot be compared and
+    are counted. The engine must have the weights that the tokens were sampled with.
 
     Examples:
 
       polar verify SESSION
       polar verify .polar --engine http://127.0.0.1:8000 --json
     """
-    from polar.app.verification import together, verifications
+    from polar.app.verification import summarise, verifications
 
     recordings = _recordings(source, server, token)
     done: list[Verification] = []
@@ -89,7 +89,7 @@ def verify(
     with _progress() as say:
         until_interrupted(work(say))
     accepted = tolerance if replay else None
-    total = together(done, accepted)
+    total = summarise(done, accepted)
     if as_json:
         documents = [one.document(accepted) for one in done]
         print_json({"sessions": documents, "total": total.document(accepted)})
@@ -101,17 +101,17 @@ def verify(
 
 
 def _settings(engine: dict[str, Any], model: str | None) -> Settings:
-    """The settings of this directory; an embedded engine computes in single precision."""
+    """Return the settings of this directory; an embedded engine computes in single precision."""
     settings = load_settings(overrides={"engine": engine})
     if settings.engine.url is None:
-        engine |= {"model": model, "dtype": "float32", "slots": 1}
+        kind = "embedded" if settings.engine.kind == "auto" else None
+        engine |= {"model": model, "dtype": "float32", "slots": 1, "kind": engine.get("kind") or kind}
         settings = load_settings(overrides={"engine": engine})
-    # Beside the data directory's own logs, which a running `polar serve` writes.
+    # Separate from the data directory's own logs, which a running `polar serve` writes.
     return settings.model_copy(update={"data_dir": settings.data_dir / "verify"})
 
 
 def _recordings(source: str, server: str | None, token: str | None) -> Iterator[tuple[str, bytes]]:
-    """The recordings with the names to show, read one at a time."""
     from polar.app.verification import recording_files
 
     is_session = "/" not in source and not Path(source).exists()
@@ -120,11 +120,11 @@ def _recordings(source: str, server: str | None, token: str | None) -> Iterator[
 
 
 def _row(one: Verification, tolerance: float | None) -> tuple[object, ...]:
-    from polar.app.verification import counted
+    from polar.app.verification import format_counts
 
     failure = one.failure(tolerance)
     compared = one.deltas.tokens
-    not_compared = f"not compared: {counted(one.uncompared)}" if compared and one.uncompared else ""
+    not_compared = f"not compared: {format_counts(one.uncompared)}" if compared and one.uncompared else ""
     return (
         one.name,
         one.traces,
@@ -140,7 +140,7 @@ def _row(one: Verification, tolerance: float | None) -> tuple[object, ...]:
 
 @contextmanager
 def _progress() -> Iterator[Say]:
-    """Shows what is going on while a person waits; nothing of it stays."""
+    """Show progress while a person waits, and leave nothing of it on the screen."""
     out = console(stderr=True)
     if not out.is_terminal:
         yield lambda _text: None

@@ -1,4 +1,4 @@
-"""Documents as people write them: YAML and JSON, strict, and a mistake is named by its line and column."""
+"""YAML and JSON as people write them: parsed strictly, with errors that name the line and column."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ STDIN = Path("-")
 
 
 def read_yaml(path: Path) -> Any:
-    """The document in a file, or in standard input; InvalidInput names the file and the line."""
+    """Parse a file, or standard input; InvalidInput names the file and the line."""
     return parse_yaml(read_text(path), str(path))
 
 
 def read_text(path: Path) -> str:
-    """What a file, or standard input, holds; InvalidInput if it cannot be read."""
+    """Read a file, or standard input; raise InvalidInput if it cannot be read."""
     try:
         return sys.stdin.read() if path == STDIN else path.read_text(encoding="utf-8")
     except OSError as error:
@@ -31,7 +31,7 @@ def read_text(path: Path) -> str:
 
 
 def parse_yaml(text: str, source: str) -> Any:
-    """The document in `text`, which `source` names."""
+    """Parse `text`; `source` names it in errors."""
     try:
         return yaml.load(text, Loader=_StrictLoader)
     except yaml.MarkedYAMLError as error:
@@ -45,7 +45,7 @@ def parse_yaml(text: str, source: str) -> Any:
 
 
 def parse_json(text: str, source: str, first_line: int = 1) -> Any:
-    """The document in `text`, which begins at a line of what `source` names."""
+    """Parse `text`, which begins at `first_line` of `source`."""
     try:
         return json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
@@ -71,7 +71,7 @@ def _refuse_constant(name: str) -> None:
 
 
 class _StrictLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """YAML's safe subset; a key given twice is an error, since one of the two would be lost."""
+    """YAML's safe subset, which refuses a key given twice, since one of the two would be lost."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Any] = set()

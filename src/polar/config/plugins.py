@@ -1,4 +1,4 @@
-"""Finds extensions by name through Python entry points, so that a pip-installed package can add one."""
+"""Finds plug-ins by name through Python entry points, so that any installed package can add one."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from polar.models.component import Component
 
 
 class PluginClass(Protocol):
-    """What every registered class has: a model of its options, and a constructor that takes it."""
+    """Every registered class has a model of its options and a constructor that takes it."""
 
     Options: type[BaseModel]
 
 
 class UnknownName(InvalidInput):
-    """Nothing that is installed here registers the name; another machine may have it."""
+    """No installed package registers this name; another machine may have it."""
 
     def __init__(self, kind: str, name: str) -> None:
         super().__init__(f"{kind}: unknown name {name!r}", hint=f"known: {', '.join(names(kind)) or 'none'}")
@@ -28,19 +28,19 @@ class UnknownName(InvalidInput):
 
 @cache
 def names(kind: str) -> tuple[str, ...]:
-    """The names registered for a kind ("harnesses", "runtimes", …), sorted."""
+    """Return the names registered for a kind ("harnesses", "runtimes", …), sorted."""
     return tuple(sorted({point.name for point in entry_points(group=f"polar.{kind}")}))
 
 
 def is_new(kind: str, name: str) -> bool:
-    """Whether something that was installed after this process looked registers the name."""
+    """Whether a package installed after this process started registers the name."""
     return name not in names(kind) and bool(entry_points(group=f"polar.{kind}", name=name))
 
 
 @cache
 def load(kind: str, name: str) -> Any:
-    """The class registered under `name`, imported on first use."""
-    # Looked up where it is kept: files of many tasks may name what is not installed here.
+    """Return the class registered under `name`, importing it on first use."""
+    # The cached list answers quickly: a file of many tasks may name what is not installed here.
     if name not in names(kind):
         raise UnknownName(kind, name)
     point, *_ = entry_points(group=f"polar.{kind}", name=name)
@@ -48,7 +48,7 @@ def load(kind: str, name: str) -> Any:
 
 
 def options(kind: str, field: str, component: Component) -> BaseModel:
-    """The component's options as its own model; errors name the field as the user wrote it."""
+    """Validate a component's options with its own model; errors name the field as the user wrote it."""
     extension: PluginClass = load(kind, component.name)
     try:
         return extension.Options.model_validate(component.options)
@@ -57,5 +57,5 @@ def options(kind: str, field: str, component: Component) -> BaseModel:
 
 
 def create(kind: str, field: str, component: Component) -> Any:
-    """An instance of the named extension, built from its validated options."""
+    """Create the named plug-in from its validated options."""
     return load(kind, component.name)(options(kind, field, component))

@@ -1,1 +1,1 @@
-"""Harnesses, tasksets and models against each other: sessions run, numbers with their doubt, reports."""
+"""Evaluations of harnesses and models on tasksets: sessions, statistics, reports."""

@@ -1,4 +1,4 @@
-"""Two evaluations side by side: the same tasks, paired, and what changed from the first to the second."""
+"""Two evaluations side by side: the same tasks, paired, and what changed between them."""
 
 from __future__ import annotations
 
@@ -15,21 +15,19 @@ from polar.models.component import Frozen
 
 
 class TaskChange(StrEnum):
-    """What became of a task."""
+    """How a task changed between two evaluations."""
 
     GAINED = "gained"
-    """Never passed before, passes now."""
+    """Never passed before and passes now."""
     LOST = "lost"
-    """Passed before, never passes now."""
+    """Passed before and never passes now."""
     BETTER = "better"
-    """Passes more often."""
     WORSE = "worse"
-    """Passes less often."""
     SAME = "same"
 
 
 class TaskPair(Frozen):
-    """One task in both runs, over the samples that both have."""
+    """One task in both evaluations, over the samples that both have."""
 
     id: str
     samples: int
@@ -47,7 +45,7 @@ class TaskPair(Frozen):
 
 
 class PairCounts(Frozen):
-    """McNemar's table: in how many pairs of samples both passed, one did, or neither."""
+    """McNemar's table: the number of sample pairs in which both passed, one did, or neither did."""
 
     both: int = 0
     only_before: int = 0
@@ -64,75 +62,73 @@ class PairedCells(Frozen):
     pass_before: float
     pass_after: float
     pass_difference: Estimate
-    """Of the share of samples that passed, after − before, over tasks."""
+    """The change in the fraction of samples that passed, with its interval over tasks."""
     reward_difference: Estimate
     p: float
-    """How often a difference this large would come about by chance; over tasks, two-sided."""
+    """The two-sided probability, over tasks, of a difference at least this large by chance."""
     outcomes: PairCounts
     tokens_before: float
-    """Prompt and sampled tokens per session; the next three are means per session too."""
+    """Mean number of prompt and sampled tokens per session."""
     tokens_after: float
     seconds_before: float
     seconds_after: float
     tasks: tuple[TaskPair, ...]
     unpaired: int
-    """Tasks that only one of the two has, or that ask something else there."""
+    """Number of tasks that only one of the two has, or that differ in content."""
 
 
 class Comparison(Frozen):
-    """Two evaluations, paired."""
-
     before: str
     after: str
     seeds_match: bool
-    """Whether equal samples had equal seeds; if not, samples pair by number only, tasks pair all the same."""
+    """Whether equal samples had equal seeds. If not, samples pair only by number; tasks pair regardless."""
     cells: tuple[PairedCells, ...]
 
 
 def compare(before: Report, after: Report, names: tuple[str, str] = ("before", "after")) -> Comparison:
-    """Pair what both evaluated; InvalidInput where they have nothing in common."""
+    """Pair what both evaluated; raise InvalidInput if they have nothing in common."""
     if abs(before.threshold - after.threshold) > 1e-9:
         raise InvalidInput(
-            f"{names[0]} counts a reward of {before.threshold:g} as passed, {names[1]} one of"
+            f"{names[0]} requires a reward of {before.threshold:g} to pass, {names[1]} one of"
             f" {after.threshold:g}",
             hint="evaluate again with the same --pass-reward",
         )
     matched = list(_matches(before, after))
     if not matched:
         raise InvalidInput(
-            f"{names[0]} and {names[1]} have no task in common", hint=_what_they_have(before, after)
+            f"{names[0]} and {names[1]} have no task in common", hint=_describe_mismatch(before, after)
         )
-    paired = tuple(_paired(one, other, before.threshold) for one, other in matched)
+    paired = tuple(_pair_cells(one, other, before.threshold) for one, other in matched)
     drawn = [(one.seed, one.has_seeds_of_tasks) for one in (before, after)]
     seeds_match = before.seed is not None and drawn[0] == drawn[1]
     return Comparison(before=names[0], after=names[1], seeds_match=seeds_match, cells=paired)
 
 
 def check_comparable(plan: Plan, earlier: Report, name: str) -> None:
-    """Raise before hours are spent on what cannot be compared with an earlier report."""
+    """Raise before hours are spent on an evaluation that an earlier report cannot be compared with."""
     mine = {(task.id, task.digest) for cell in plan.cells for task in cell.tasks}
     if not any(mine & _identities(cell) for cell in earlier.cells):
         tasksets = ", ".join(sorted({cell.taskset for cell in earlier.cells}))
         raise InvalidInput(f"{name}: no task in common", hint=f"it evaluated {tasksets}")
     if abs(earlier.threshold - plan.conditions.threshold) > 1e-9:
         raise InvalidInput(
-            f"{name}: there a session passed with a reward of {earlier.threshold:g}",
+            f"{name}: that report required a reward of {earlier.threshold:g} to pass",
             hint=f"give --pass-reward {earlier.threshold:g}",
         )
 
 
-def _what_they_have(before: Report, after: Report) -> str:
+def _describe_mismatch(before: Report, after: Report) -> str:
     one, other = ({cell.taskset for cell in report.cells} for report in (before, after))
     if one == other:
-        return "their tasksets have the same name and other tasks, or their harnesses and models do not pair"
+        return "their tasksets differ in content, or their harnesses and models do not match"
     return f"the first evaluated {', '.join(sorted(one))}, the second {', '.join(sorted(other))}"
 
 
 def _matches(before: Report, after: Report) -> Iterator[tuple[Cell, Cell]]:
-    """Cells that belong together: same harness and model, else the only ones with the same of either.
+    """Pair cells with the same harness and model, else the only ones that share one of the two.
 
-    That leaves one difference at a time: another model under the same harness, or the reverse. A pair
-    that differs in both is compared only where there is no choice.
+    This leaves one difference at a time: another model with the same harness, or the reverse. Cells that
+    differ in both are paired only if there is no choice.
     """
     left, right = list(before.cells), list(after.cells)
     keys: tuple[Callable[[Cell], object], ...] = (
@@ -143,15 +139,15 @@ def _matches(before: Report, after: Report) -> Iterator[tuple[Cell, Cell]]:
     )
     for key in keys:
         for cell in list(left):
-            mine = [one for one in left if _related(one, cell) and key(one) == key(cell)]
-            others = [one for one in right if _related(one, cell) and key(one) == key(cell)]
+            mine = [one for one in left if _is_related(one, cell) and key(one) == key(cell)]
+            others = [one for one in right if _is_related(one, cell) and key(one) == key(cell)]
             if len(mine) == len(others) == 1:
                 left.remove(cell)
                 right.remove(others[0])
                 yield cell, others[0]
 
 
-def _related(one: Cell, other: Cell) -> bool:
+def _is_related(one: Cell, other: Cell) -> bool:
     return one is other or bool(_identities(one) & _identities(other))
 
 
@@ -159,7 +155,7 @@ def _identities(cell: Cell) -> frozenset[tuple[str, str]]:
     return frozenset((task.id, task.digest) for task in cell.tasks)
 
 
-def _paired(before: Cell, after: Cell, threshold: float) -> PairedCells:
+def _pair_cells(before: Cell, after: Cell, threshold: float) -> PairedCells:
     others = {(task.id, task.digest): task for task in after.tasks}
     common = [
         (task, others[task.id, task.digest]) for task in before.tasks if (task.id, task.digest) in others
@@ -178,7 +174,7 @@ def _paired(before: Cell, after: Cell, threshold: float) -> PairedCells:
     passes = [(pair.passed_after - pair.passed_before) / pair.samples for pair in pairs]
     pass_difference, reward_difference = mean_of_values(passes), mean_of_values(rewards)
     if pass_difference is None or reward_difference is None:
-        raise InvalidInput(f"{before.name} and {after.name} have no sample in common that was not cancelled")
+        raise InvalidInput(f"{before.name} and {after.name} have no finished sample in common")
     return PairedCells(
         before=f"{before.harness} · {before.model}",
         after=f"{after.harness} · {after.model}",
@@ -204,7 +200,7 @@ def _paired(before: Cell, after: Cell, threshold: float) -> PairedCells:
 
 
 def _samples(before: TaskOutcome, after: TaskOutcome, threshold: float) -> Iterator[tuple[bool, bool, float]]:
-    """Whether each sample that both have passed before and after, and how its reward changed."""
+    """Yield for each sample that both have: whether it passed before and after, and the change in reward."""
     later = {attempt.sample: attempt for attempt in after.counted}
     for attempt in before.counted:
         if other := later.get(attempt.sample):

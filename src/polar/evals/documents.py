@@ -1,6 +1,6 @@
-"""The files that an evaluation leaves: JSON for programs, Markdown and HTML for people, plots beside them.
+"""The files of an evaluation: JSON for programs, Markdown and HTML for people, and plots.
 
-An HTML file needs nothing else: no scripts, no fonts, no network.
+The HTML needs nothing else: no scripts, no fonts, no network.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from polar.evals.report import REPORT_FILE, Report
 from polar.files import write_atomic
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#])")
-"""What means something in Markdown."""
 
 
 def report_files(report: Report, comparison: Comparison | None = None) -> dict[str, str]:
-    """File name → content. The report itself comes last: where it is, all is there."""
+    """Return file names and contents, the report itself last: once it exists, everything does."""
     drawn = plots(report, comparison)
     compared = comparison_grids(comparison) if comparison else ()
     page = {
@@ -34,8 +33,8 @@ def report_files(report: Report, comparison: Comparison | None = None) -> dict[s
         "grids": [*report_grids(report), *compared, *task_grids(report)],
     }
     files = {f"plots/{plot.name}.svg": plot.svg for plot in drawn}
-    files["report.md"] = _written("page.md", page, linked=drawn)
-    files["report.html"] = _written("page.html", page, plots=drawn)
+    files["report.md"] = _render("page.md", page, linked=drawn)
+    files["report.html"] = _render("page.html", page, plots=drawn)
     if comparison:
         files["comparison.json"] = comparison.model_dump_json(indent=2)
     return files | {REPORT_FILE: report.model_dump_json(indent=2)}
@@ -49,19 +48,18 @@ def comparison_files(comparison: Comparison) -> dict[str, str]:
         "grids": list(comparison_grids(comparison)),
     }
     return {
-        "comparison.md": _written("page.md", page, linked=()),
-        "comparison.html": _written("page.html", page, plots=[comparison_plot(comparison)]),
+        "comparison.md": _render("page.md", page, linked=()),
+        "comparison.html": _render("page.html", page, plots=[comparison_plot(comparison)]),
         "comparison.json": comparison.model_dump_json(indent=2),
     }
 
 
 def write(files: Mapping[str, str], out: Path) -> None:
-    """Put the files in place, each whole."""
     for name, text in files.items():
         write_atomic(out / name, text + "\n" * (not text.endswith("\n")))
 
 
-def _written(template: str, page: Mapping[str, Any], **plots: Iterable[Plot]) -> str:
+def _render(template: str, page: Mapping[str, Any], **plots: Iterable[Plot]) -> str:
     return _templates().get_template(template).render(page, **plots)
 
 

@@ -1,4 +1,4 @@
-"""A report's tables as plain text cells, the same for terminal, Markdown and HTML."""
+"""A report's tables as plain text cells, shared by terminal, Markdown and HTML."""
 
 from __future__ import annotations
 
@@ -19,33 +19,31 @@ _UNPRINTABLE = {
 
 
 def printable(text: str) -> str:
-    """Text without characters that XML forbids or that reorder a page; an agent's error may hold any."""
+    """Replace characters that XML forbids or that reorder text; an agent's error may contain any."""
     return text.translate(_UNPRINTABLE)
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A table."""
-
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     words: int = 1
-    """The number of columns at the left that hold text; the others hold numbers."""
+    """The number of columns on the left that hold text; the others hold numbers."""
     note: str = ""
     is_folded: bool = False
-    """Whether it is long, and shown on a page only when it is asked for."""
+    """Whether the table is long and collapsed on the page."""
 
 
 def report_grids(report: Report) -> Iterator[Grid]:
-    """All tables of a report but those of single tasks."""
+    """Yield all tables of a report except those of single tasks."""
     yield _results_grid(report)
     yield _cost_grid(report)
     yield from (grid for grid in (_failures_grid(report), _excluded_grid(report)) if grid.rows)
 
 
 def facts(report: Report) -> str:
-    """The line under the title."""
+    """Return the line under the title."""
     made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(report.created_at))
     samples = f"{report.samples} sample{'s' * (report.samples != 1)} per task"
     seed = "" if report.seed is None else f", seed {report.seed}"
@@ -55,8 +53,7 @@ def facts(report: Report) -> str:
 
 
 def _subject(report: Report) -> str:
-    """What the whole report is about: whatever all of its cells have in common."""
-    shared = [part for part in _PARTS if part not in _telling(report)]
+    shared = [part for part in _PARTS if part not in _distinctive_parts(report)]
     words = {"taskset": "on {}", "model": "with {}"}
     return " ".join(words[part].format(printable(getattr(report.cells[0], part))) for part in shared)
 
@@ -95,10 +92,10 @@ def _cost_grid(report: Report) -> Grid:
             ]
         )
     columns = (
-        *("completions", "prompt tokens", "of these cached", "sampled tokens"),
+        *("completions", "prompt tokens", "cached", "sampled tokens"),
         *("agent s", "all s", "tokens in all", "tokens per pass"),
     )
-    note = "Means per session, but for the last two. Cached is what the engine says; some do not say it."
+    note = "Means per session, except in the last two columns. Some engines do not report cached tokens."
     return _of_cells(report, "Cost", columns, zip(report.cells, rows, strict=True), note=note)
 
 
@@ -139,14 +136,14 @@ def _of_cells(
     words: int = 0,
     note: str = "",
 ) -> Grid:
-    """A table whose rows begin with the name of their cell; `words` counts columns after that."""
-    parts = _telling(report)
+    """Build a table whose rows begin with the name of their cell; `words` counts further text columns."""
+    parts = _distinctive_parts(report)
     named = tuple((*_names(cell, parts), *row) for cell, row in rows)
     return Grid(title, (*parts, *columns), named, len(parts) + words, note)
 
 
 def task_grids(report: Report) -> Iterator[Grid]:
-    """For each taskset its tasks, with a column for every harness and model."""
+    """Yield a table of tasks for each taskset, with a column for every harness and model."""
     for taskset in dict.fromkeys(cell.taskset for cell in report.cells):
         cells = [cell for cell in report.cells if cell.taskset == taskset]
         has_models = len({cell.model for cell in cells}) > 1
@@ -154,15 +151,15 @@ def task_grids(report: Report) -> Iterator[Grid]:
             printable(f"{cell.harness} · {cell.model}" if has_models else cell.harness) for cell in cells
         ]
         rows = tuple(
-            (same[0].id, *(_passed(task, report.threshold) for task in same))
+            (same[0].id, *(_pass_count(task, report.threshold) for task in same))
             for same in zip(*(cell.tasks for cell in cells), strict=True)
         )
-        note = "Samples passed of those attempted, and their mean reward."
+        note = "Samples passed out of those attempted, and their mean reward."
         title = f"Tasks of {printable(taskset)}"
         yield Grid(title, ("task", *columns), rows, note=note, is_folded=True)
 
 
-def _passed(task: TaskOutcome, threshold: float) -> str:
+def _pass_count(task: TaskOutcome, threshold: float) -> str:
     reward = "–" if task.mean_reward is None else f"{task.mean_reward:.2f}"
     return f"{task.passed(threshold)}/{len(task.counted)} ({reward})"
 
@@ -180,9 +177,9 @@ def _differences_grid(comparison: Comparison) -> Grid:
             printable(cells.after),
             str(len(cells.tasks)),
             f"{cells.pass_before:.3f} → {cells.pass_after:.3f}",
-            _signed(cells.pass_difference),
+            _signed_interval(cells.pass_difference),
             f"{cells.p:.3g}",
-            _signed(cells.reward_difference),
+            _signed_interval(cells.reward_difference),
             f"{cells.outcomes.only_before} : {cells.outcomes.only_after}",
             f"{_count(cells.tokens_before)} → {_count(cells.tokens_after)}",
             f"{cells.seconds_before:.1f} → {cells.seconds_after:.1f}",
@@ -193,16 +190,16 @@ def _differences_grid(comparison: Comparison) -> Grid:
         *("taskset", "before", "after", "tasks", "pass@1", "difference", "p", "reward difference"),
         *("passed only before : after", "tokens per session", "seconds"),
     )
-    seeds = "with the same seeds" if comparison.seeds_match else "by their numbers, not by seed"
+    seeds = "with the same seeds" if comparison.seeds_match else "by number, with different seeds"
     unpaired = sum(cells.unpaired for cells in comparison.cells)
     note = f"Paired by task and sample ({seeds}). 95 % bootstrap intervals and sign-flip p, both over tasks."
     if unpaired:
-        note += f" {unpaired} tasks are in one run only, or ask something else there, and are left out."
+        note += f" {unpaired} tasks are in only one run, or differ between the two, and are left out."
     return Grid(f"From {comparison.before} to {comparison.after}", columns, tuple(rows), 3, printable(note))
 
 
 def _changed_grid(cells: PairedCells) -> Grid:
-    """The tasks that changed, the most changed first."""
+    """List the tasks that changed, those that changed most first."""
     moved = [pair for pair in cells.tasks if pair.change is not TaskChange.SAME]
     moved.sort(key=lambda pair: (-abs(pair.passed_after - pair.passed_before) / pair.samples, pair.id))
     rows = [
@@ -221,8 +218,8 @@ def differs(part: str, report: Report) -> bool:
     return len({getattr(cell, part) for cell in report.cells}) > 1
 
 
-def _telling(report: Report) -> tuple[str, ...]:
-    """The parts of a cell's name that tell it from the others, and always the harness."""
+def _distinctive_parts(report: Report) -> tuple[str, ...]:
+    """Return the parts of a cell's name that distinguish it, which always include the harness."""
     return tuple(part for part in _PARTS if part == "harness" or differs(part, report))
 
 
@@ -236,7 +233,7 @@ def _interval(estimate: Estimate | None) -> str:
     return "–" if estimate is None else f"{estimate.value:.3f} {_bounds(estimate, '.2f')}"
 
 
-def _signed(estimate: Estimate) -> str:
+def _signed_interval(estimate: Estimate) -> str:
     return f"{estimate.value:+.3f} {_bounds(estimate, '+.2f')}"
 
 
@@ -247,5 +244,5 @@ def _bounds(estimate: Estimate, form: str) -> str:
 
 
 def _count(number: float) -> str:
-    """A number of tokens, with spaces between thousands as no language reads them otherwise."""
+    """Format a number with narrow spaces between thousands, which reads the same in every language."""
     return f"{number:,.0f}".replace(",", "\N{NARROW NO-BREAK SPACE}")

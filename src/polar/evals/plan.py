@@ -1,4 +1,4 @@
-"""What an evaluation runs: every harness with every model on every taskset, under ids that it finds again."""
+"""What an evaluation runs: every harness with every model on every taskset, under stable ids."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from polar.tasksets.files import Loaded, listing, read_tasks
 
 MEMO_FILE = "evaluation.json"
 OWN = "own"
-"""The label of the harness that each task names itself."""
+"""The label of the harness that each task itself names."""
 
 _CONTENT = ("instruction", "files", "prepare", "evaluator")
-"""What makes a task the same task, whoever attempts it."""
+"""The fields that identify a task, whoever attempts it."""
 _LONGEST_ID = 128 - len(".1023")
-"""So that a session's id, the task's with its sample, stays readable."""
+"""Leaves room for a session's id, which is the task's followed by the sample number."""
 
 
 class HarnessChoice(Frozen):
@@ -42,10 +42,9 @@ class HarnessChoice(Frozen):
 @dataclass(frozen=True, slots=True)
 class PlannedTask:
     id: str
-    """In its taskset."""
+    """The id in its taskset."""
     digest: str
     spec: TaskSpec
-    """As it is submitted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,23 +52,23 @@ class PlannedCell:
     taskset: str
     harness: str
     model: str | None
-    """None: whatever the server or engine has."""
+    """The model's name; None for the model of the server or engine."""
     tasks: tuple[PlannedTask, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What all attempts have in common."""
+    """The settings that all attempts share."""
 
     samples: int
     seed: int | None = None
     temperature: float | None = None
     runtime: str | None = None
-    """None: the one that each task names."""
+    """The runtime; None for the one that each task names."""
     threshold: float = 1.0
     ks: tuple[int, ...] = (1,)
     weights: str | None = None
-    """A digest of what is sampled with; None: the model as it is, or whatever the server samples with."""
+    """A digest of the weights to sample with; None for the server's or the model's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +77,10 @@ class Plan:
     conditions: Conditions
     cells: tuple[PlannedCell, ...]
     problems: tuple[str, ...] = ()
-    """Why some tasks of the tasksets cannot be run, a line each; the others are evaluated."""
+    """One line for each task that cannot be run; the others are evaluated."""
 
     def tasks(self, model: str | None) -> list[PlannedTask]:
-        """All tasks that a model is evaluated on."""
+        """Return all tasks that a model is evaluated on."""
         return [task for cell in self.cells if cell.model == model for task in cell.tasks]
 
     @property
@@ -90,7 +89,7 @@ class Plan:
 
     @property
     def fingerprint(self) -> str:
-        """Of everything that the plan submits, apart from the ids that its run gave."""
+        """A digest of everything that the plan submits, except for ids derived from its run."""
         fields = set(TaskSpec.model_fields) - {"id", "priority", "metadata"}
         lines = [f"weights {self.conditions.weights}"] if self.conditions.weights else []
         for cell in self.cells:
@@ -100,28 +99,27 @@ class Plan:
 
 
 class Memo(Frozen):
-    """Kept in the evaluation's directory from its first moment, so that the same command goes on with it."""
+    """Stored in the evaluation's directory from the start, so that the same command resumes it."""
 
     format: Literal["polar-eval-1"] = "polar-eval-1"
     run: str
     fingerprint: str
-    """Of everything that is submitted."""
 
 
-def named_tasksets(paths: Sequence[Path]) -> dict[str, Path]:
-    """Each path under the shortest name that tells it from the others."""
+def name_tasksets(paths: Sequence[Path]) -> dict[str, Path]:
+    """Map the shortest distinctive name of each path to the path."""
     if STDIN in paths:
         raise InvalidInput("--taskset: standard input cannot be read again when the evaluation resumes")
     short = [path.resolve().stem if path.is_file() else path.resolve().name for path in paths]
     twice = {name for name, count in Counter(short).items() if count > 1}
     names = [_text(str(path) if name in twice else name) for path, name in zip(paths, short, strict=True)]
     if len(set(names)) < len(names):
-        raise InvalidInput("--taskset: the same one is given twice")
+        raise InvalidInput("--taskset: the same taskset is given twice")
     return dict(zip(names, paths, strict=True))
 
 
 def _text(given: str) -> str:
-    """What a command line says, as text that JSON takes: it may hold bytes that are no UTF-8."""
+    """Decode a command-line argument, replacing bytes that are not UTF-8, which JSON could not hold."""
     return given.encode("utf-8", "replace").decode()
 
 
@@ -131,7 +129,7 @@ _HARNESS = re.compile(
 
 
 def parse_harness(text: str) -> HarnessChoice:
-    """`NAME`, `NAME:{options}` or `LABEL=NAME:{options}`, the options as YAML or JSON; `own`: the task's."""
+    """Parse `NAME`, `NAME:{options}` or `LABEL=NAME:{options}`, or `own` for the task's own harness."""
     text = _text(text)
     if text == OWN:
         return HarnessChoice(label=OWN)
@@ -152,7 +150,7 @@ def parse_harness(text: str) -> HarnessChoice:
 
 
 def check_harnesses(choices: Sequence[HarnessChoice]) -> None:
-    """Raise for a name that is not registered here, before any task is looked at."""
+    """Raise for a name that is not registered here, before tasks are loaded."""
     for choice in choices:
         if choice.component is not None:
             plugins.load("harnesses", choice.component.name)
@@ -166,14 +164,14 @@ def make_plan(
     *,
     run: str,
 ) -> Plan:
-    """All combinations, each task under an id of its own."""
+    """Plan all combinations, giving each task an id of its own."""
     labels = Counter(choice.label for choice in harnesses)
     if (most := labels.most_common(1)) and most[0][1] > 1:
         raise InvalidInput(
             f"--harness: two are called {most[0][0]!r}", hint="label them, for example a=pi:{…} b=pi:{…}"
         )
     if len(set(models)) < len(models):
-        raise InvalidInput("--model: the same one is given twice")
+        raise InvalidInput("--model: the same model is given twice")
     cells: list[PlannedCell] = []
     problems: dict[str, None] = {}
     for name, path in tasksets.items():
@@ -186,13 +184,13 @@ def make_plan(
         for model in models:
             for choice, one in zip(harnesses, loaded, strict=True):
                 prefix = f"eval-{run}-{len(cells)}-"
-                tasks = tuple(_planned(task, conditions.samples, prefix) for task in one.tasks)
+                tasks = tuple(_plan_task(task, conditions.samples, prefix) for task in one.tasks)
                 cells.append(PlannedCell(name, choice.label, model, tasks))
     return Plan(run, conditions, tuple(cells), tuple(problems))
 
 
 def _load(path: Path, choice: HarnessChoice, conditions: Conditions) -> Loaded:
-    """The taskset as this harness shall do it. Options that a task has for the same harness stay under it."""
+    """Load the taskset for a harness. Options that a task has for the same harness are kept."""
     over: dict[str, Any] = {}
     if choice.component is not None:
         over["harness"] = choice.component.model_dump(mode="json")
@@ -202,15 +200,13 @@ def _load(path: Path, choice: HarnessChoice, conditions: Conditions) -> Loaded:
         over["sampling"] = {"temperature": conditions.temperature}
     loaded = read_tasks(path, over=over, seed=conditions.seed)
     if not loaded.tasks:
-        raise InvalidInput(
-            listing(loaded.problems) if loaded.problems else f"{path}: there are no tasks in it"
-        )
+        raise InvalidInput(listing(loaded.problems) if loaded.problems else f"{path}: contains no tasks")
     return loaded
 
 
-def _planned(task: TaskSpec, samples: int, prefix: str) -> PlannedTask:
-    # All samples are wanted, however early some succeed.
-    changes = {"id": _server_id(prefix, task.id), "samples": samples, "early_stop": None}
+def _plan_task(task: TaskSpec, samples: int, prefix: str) -> PlannedTask:
+    # Every sample is wanted, even after some have succeeded. Branches are not independent of them.
+    changes = {"id": _server_id(prefix, task.id), "samples": samples, "early_stop": None, "branching": None}
     return PlannedTask(task.id, _digest(task, _CONTENT), task.model_copy(update=changes))
 
 
@@ -226,21 +222,21 @@ def _digest(task: TaskSpec, fields: Collection[str]) -> str:
 
 
 def run_in(out: Path) -> str:
-    """The run that the directory holds, or a new one where it holds none."""
+    """Return the run in the directory, or a new one."""
     memo = _memo(out)
     return memo.run if memo else secrets.token_hex(4)
 
 
-def keep(plan: Plan, out: Path) -> None:
-    """Tie the directory to the plan; InvalidInput if it is tied to another."""
+def bind_directory(plan: Plan, out: Path) -> None:
+    """Bind the directory to the plan; raise InvalidInput if it belongs to another."""
     memo = _memo(out)
     mine = Memo(run=plan.run, fingerprint=plan.fingerprint)
     if memo is None:
         write_atomic(out / MEMO_FILE, mine.model_dump_json(indent=2) + "\n")
     elif memo != mine:
         raise InvalidInput(
-            f"{out} holds another evaluation: other tasks, harnesses, models, weights or samples",
-            hint="give another --out, or repeat the command that began it",
+            f"{out} belongs to an evaluation with other tasks, harnesses, models, weights or samples",
+            hint="choose another --out, or repeat the command that started it",
         )
 
 
@@ -255,4 +251,6 @@ def _memo(out: Path) -> Memo | None:
     except OSError as error:
         raise InvalidInput(f"{path}: cannot be read: {error.strerror}") from None
     except ValidationError:
-        raise InvalidInput(f"{path} cannot be understood", hint="give another --out") from None
+        raise InvalidInput(
+            f"{path}: not an evaluation of this version of Polar", hint="choose another --out"
+        ) from None

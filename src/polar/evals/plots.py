@@ -1,4 +1,4 @@
-"""A report's plots as SVG: drawn for a narrow screen, in the reader's own light or dark, without scripts."""
+"""A report's plots as SVG: for narrow screens, in light or dark mode, without scripts."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from polar.evals.report import Cell, Report
 from polar.evals.statistics import Estimate
 
 WIDTH = 360
-"""Of the drawing in its own units: a phone shows them one to one."""
+"""The drawing's width in its own units, which a phone shows one to one."""
 LEFT, RIGHT = 44, 348
 """Where axes begin and end."""
 LINE = 18
 MAX_SQUARES = 600
-"""More tasks than this are not told apart by eye; the table has them all."""
+"""With more tasks than this, squares become too small to tell apart; the table lists them all."""
 MAX_REASONS = 6
 LONGEST_LABEL = 52
 
@@ -26,13 +26,13 @@ LONGEST_LABEL = 52
 @dataclass(frozen=True, slots=True)
 class Plot:
     name: str
-    """Of its file."""
+    """The name of its file."""
     title: str
     svg: str
 
 
 class _Drawing:
-    """Elements from the top down; `y` is where the next one goes."""
+    """Draws elements from the top down; `y` is the position of the next one."""
 
     def __init__(self, name: str, title: str) -> None:
         self._name, self._title = name, title
@@ -68,7 +68,7 @@ class _Drawing:
             ElementTree.SubElement(drawn, "title").text = printable(tip)
         return drawn
 
-    def done(self) -> Plot:
+    def finish(self) -> Plot:
         frame = {"viewBox": f"0 0 {WIDTH} {self.y + 6:.0f}", "role": "img", "aria-label": self._title}
         self._root.attrib |= frame
         return Plot(self._name, self._title, ElementTree.tostring(self._root, encoding="unicode"))
@@ -80,7 +80,7 @@ def _style() -> str:
 
 
 def plots(report: Report, comparison: Comparison | None = None) -> list[Plot]:
-    """In the order they are shown; what has nothing to show is left out."""
+    """Return the plots in the order they are shown, leaving out empty ones."""
     drawn = [_pass_plot(report), _tasks_plot(report), _cost_plot(report), _failures_plot(report)]
     if comparison:
         drawn.append(comparison_plot(comparison))
@@ -88,7 +88,6 @@ def plots(report: Report, comparison: Comparison | None = None) -> list[Plot]:
 
 
 def _pass_plot(report: Report) -> Plot:
-    """A row for every cell and k: the estimate and how far it may be off."""
     drawing = _Drawing("pass-at-k", "pass@k with 95 % confidence intervals")
     for cell in report.cells:
         drawing.text(0, drawing.down(LINE + 4), _name(cell, report))
@@ -96,7 +95,7 @@ def _pass_plot(report: Report) -> Plot:
             if estimate := cell.metrics.get(f"pass@{k}"):
                 _interval(drawing, f"k = {k}", estimate, 0.0, 1.0)
     _axis(drawing, 0.0, 1.0)
-    return drawing.done()
+    return drawing.finish()
 
 
 def comparison_plot(comparison: Comparison) -> Plot:
@@ -111,14 +110,14 @@ def comparison_plot(comparison: Comparison) -> Plot:
         _interval(drawing, "", cells.pass_difference, -reach, reach)
         drawing.line(middle, drawing.y - 7, middle, drawing.y + 7, "zero")
     _axis(drawing, -reach, reach)
-    return drawing.done()
+    return drawing.finish()
 
 
 def _interval(drawing: _Drawing, label: str, estimate: Estimate, low: float, high: float) -> None:
     y = drawing.down(LINE - 2)
     drawing.text(LEFT - 8, y + 4, label, "soft", "end")
     drawing.line(LEFT, y, RIGHT, y, "rule")
-    tip = f"{estimate.value:.3f}, one task, which says nothing of others"
+    tip = f"{estimate.value:.3f}, one task only"
     if estimate.has_interval:
         drawing.line(_place(estimate.low, low, high), y, _place(estimate.high, low, high), y, "whisker")
         tip = f"{estimate.value:.3f}, from {estimate.low:.3f} to {estimate.high:.3f}, {estimate.tasks} tasks"
@@ -138,10 +137,10 @@ def _place(value: float, low: float, high: float) -> float:
 
 
 def _tasks_plot(report: Report) -> Plot | None:
-    """Every task as a square, in the same order for all cells of a taskset, so that columns compare."""
+    """Draw every task as a square, in the same order for all cells of a taskset, so that columns compare."""
     if max(len(cell.tasks) for cell in report.cells) > MAX_SQUARES:
         return None
-    drawing = _Drawing("tasks", "Each task a square, hardest first: the fuller, the more samples passed")
+    drawing = _Drawing("tasks", "One square per task, hardest first; the fuller, the more samples passed")
     side, step, across = 10, 12, 30
     for cell in report.cells:
         drawing.text(0, drawing.down(LINE), _name(cell, report))
@@ -155,7 +154,7 @@ def _tasks_plot(report: Report) -> Plot | None:
             if filled:
                 drawing.bar(x, y + side - filled, side, filled, "three", tip)
         drawing.down(-(-len(cell.tasks) // across) * step)
-    return drawing.done()
+    return drawing.finish()
 
 
 def _hardest_first(report: Report, taskset: str) -> list[int]:
@@ -171,7 +170,7 @@ def _cost_plot(report: Report) -> Plot | None:
     most = max(cell.cost.tokens_per_session for cell in report.cells)
     if not most:
         return None
-    drawing = _Drawing("cost", "Tokens per session: prompt, of it cached, sampled")
+    drawing = _Drawing("cost", "Tokens per session: prompt (of which cached) and sampled")
     y = drawing.down(12)
     for x, kind, words in ((0, "one", "prompt"), (70, "empty", "prompt, cached"), (178, "two", "sampled")):
         drawing.bar(x, y - 9, 10, 10, kind)
@@ -187,7 +186,7 @@ def _cost_plot(report: Report) -> Plot | None:
             end += max(0.0, width)
         drawing.text(end + 5, y + 9, f"{cost.tokens_per_session:,.0f}", "soft")
         drawing.down(10)
-    return drawing.done()
+    return drawing.finish()
 
 
 def _failures_plot(report: Report) -> Plot | None:
@@ -204,7 +203,7 @@ def _failures_plot(report: Report) -> Plot | None:
             drawing.bar(8, y, width, 8, "two")
             drawing.text(width + 14, y + 8, str(count), "soft")
             drawing.down(8)
-    return drawing.done()
+    return drawing.finish()
 
 
 def _most_frequent(cell: Cell) -> list[tuple[str, int]]:
@@ -216,6 +215,6 @@ def _most_frequent(cell: Cell) -> list[tuple[str, int]]:
 
 
 def _name(cell: Cell, report: Report) -> str:
-    """The parts of a cell's name that differ in this report, and no more: a phone is narrow."""
+    """Return only the parts of a cell's name that differ in this report: a phone is narrow."""
     differing = [part for part in ("harness", "model", "taskset") if differs(part, report)]
     return " · ".join(getattr(cell, part) for part in differing or ("harness", "model"))

@@ -1,4 +1,4 @@
-"""An evaluation's attempts and what came of them: one frozen value that every report is made of."""
+"""The attempts of an evaluation and their results: one frozen value that all reports are made from."""
 
 from __future__ import annotations
 
@@ -24,15 +24,13 @@ LONGEST_REASON = 100
 REPORT_FILE = "report.json"
 MEAN_REWARD = "mean_reward"
 COMPLETED = "completed"
-"""The metric: the share of sessions that came to a verdict."""
+"""Names the metric of sessions that got a verdict."""
 
 
 class Attempt(Frozen):
-    """One sample of one task, ended."""
-
     session_id: str
     task_id: str
-    """As the server knows it; the report groups by the taskset's own ids."""
+    """The task's id on the server; the report groups by the taskset's own ids."""
     sample: int
     status: SessionStatus
     agent_end: AgentEnd
@@ -41,31 +39,31 @@ class Attempt(Frozen):
     error: str | None = None
     completions: int = 0
     prompt_tokens: int = 0
-    """Of all model calls, each with its whole history."""
+    """The total over all model calls, each counted with its whole history."""
     cached_tokens: int = 0
-    """Prompt tokens that, the engine says, came from its cache."""
+    """Prompt tokens that, according to the engine, came from its cache."""
     sampled_tokens: int = 0
     excluded: dict[str, int] = Field(default_factory=dict)
     """Sampled tokens that are not trainable, by reason."""
     seconds: float = 0.0
-    """From making the sandbox to the verdict, without time in queues."""
+    """Seconds from creating the sandbox to the verdict, without time in queues."""
     agent_seconds: float = 0.0
     harness_version: str | None = None
     model: str | None = None
 
     @property
     def counts(self) -> bool:
-        """Whether it is an attempt at all: what a user cancelled says nothing of the agent."""
+        """Whether the attempt counts: a cancelled one says nothing about the agent."""
         return self.status is not SessionStatus.CANCELLED
 
     def passed(self, threshold: float) -> bool:
-        """A session that failed has not passed, whatever the cause."""
+        """Whether the reward reaches the threshold; failed sessions never pass."""
         if self.status is not SessionStatus.COMPLETED or self.reward is None:
             return False
         return self.reward >= threshold - 1e-9
 
     def reason(self, threshold: float) -> str | None:
-        """Why it did not pass, in words that many sessions share; None if it did."""
+        """Why it did not pass, in words that many sessions share; None if it passed."""
         if self.passed(threshold):
             return None
         if self.status is SessionStatus.CANCELLED:
@@ -76,7 +74,7 @@ class Attempt(Frozen):
             case AgentEnd.TIMEOUT:
                 return "agent ran out of time"
             case AgentEnd.BUDGET:
-                return "agent ran out of its budget of completions or tokens"
+                return "agent used up its budget of completions or tokens"
             case AgentEnd.EXITED if not self.completions:
                 return "agent made no model call"
             case AgentEnd.EXITED if self.exit_code:
@@ -113,7 +111,7 @@ _PARTICULARS = (
 
 
 def error_class(error: str) -> str:
-    """An error's first line without what is particular to one session: equal faults count together."""
+    """Return an error's first line without details of one session, so that equal failures count together."""
     lines = error.strip().splitlines()
     text = " ".join(lines[0].split()) if lines else ""
     for pattern, word in _PARTICULARS:
@@ -126,9 +124,9 @@ class TaskOutcome(Frozen):
 
     id: str
     digest: str
-    """Of what is asked and how it is judged; tasks of two runs are the same task only if it is the same."""
+    """A digest of the question and its grading; tasks of two runs are the same only if it is equal."""
     attempts: tuple[Attempt, ...]
-    """By sample; those that were cancelled are here too."""
+    """The attempts by sample, including cancelled ones."""
 
     @property
     def counted(self) -> tuple[Attempt, ...]:
@@ -142,14 +140,12 @@ class TaskOutcome(Frozen):
 
     @property
     def mean_reward(self) -> float | None:
-        """A session that failed has reward 0."""
+        """The mean reward; a failed session counts as 0."""
         counted = self.counted
         return sum(attempt.reward or 0.0 for attempt in counted) / len(counted) if counted else None
 
 
 class Cost(Frozen):
-    """What the sessions used together."""
-
     sessions: int = 0
     completions: int = 0
     prompt_tokens: int = 0
@@ -179,12 +175,12 @@ class Cell(Frozen):
     harness_version: str | None
     tasks: tuple[TaskOutcome, ...]
     metrics: dict[str, Estimate]
-    """`pass@K`, `mean_reward` and `completed`; a pass@K for which no task has K samples is absent."""
+    """`pass@K`, `mean_reward` and `completed`; pass@K is absent if no task has K samples."""
     cost: Cost
     failures: dict[str, int]
-    """Why sessions did not pass → how many, most first."""
+    """Number of sessions by the reason they did not pass, most frequent first."""
     excluded: dict[str, int]
-    """Why sampled tokens are not trainable → how many."""
+    """Number of sampled tokens by the reason they are not trainable."""
 
     @property
     def name(self) -> str:
@@ -196,23 +192,23 @@ class Cell(Frozen):
 
 
 class Report(Frozen):
-    """An evaluation that has ended."""
+    """A finished evaluation."""
 
     format: Literal["polar-eval-1"] = "polar-eval-1"
     run: str
-    """The evaluation's own id; its tasks' ids on the server begin with it."""
+    """The evaluation's id; the ids of its tasks on the server begin with it."""
     created_at: float
-    """Unix seconds."""
+    """The time in Unix seconds."""
     polar_version: str
     samples: int
     seed: int | None
     has_seeds_of_tasks: bool = False
-    """Whether each task was drawn with a seed of its own; earlier reports had one for all."""
+    """Whether each task had a seed of its own; earlier reports had one for all."""
     threshold: float
     """Minimum reward for a session to pass."""
     ks: tuple[int, ...]
     weights: str | None = None
-    """A digest of the weights that were sampled with instead of the model's own (`--weights`)."""
+    """A digest of the weights given by `--weights` instead of the model's own."""
     cells: tuple[Cell, ...] = Field(min_length=1)
 
 
@@ -228,7 +224,6 @@ def cell_of(
     threshold: float,
     ks: Sequence[int],
 ) -> Cell:
-    """The attempts of one harness and model on one taskset, counted."""
     attempts = [attempt for task in tasks for attempt in task.attempts]
     counted = [attempt for attempt in attempts if attempt.counts]
     reasons = Counter(reason for attempt in attempts if (reason := attempt.reason(threshold)))
@@ -267,24 +262,24 @@ def _metrics(tasks: Sequence[TaskOutcome], threshold: float, ks: Sequence[int]) 
 
 
 def only_harness(report: Report, label: str | None) -> Report:
-    """The report of one of its harnesses; None: of all."""
+    """Keep one of a report's harnesses; None keeps all."""
     if label is None:
         return report
     cells = tuple(cell for cell in report.cells if cell.harness == label)
     if not cells:
         known = ", ".join(dict.fromkeys(cell.harness for cell in report.cells))
-        raise InvalidInput(f"no harness {label!r} in run {report.run}", hint=f"it has {known}")
+        raise InvalidInput(f"run {report.run} has no harness {label!r}", hint=f"it has {known}")
     return report.model_copy(update={"cells": cells})
 
 
 def load_report(path: Path) -> Report:
-    """The report in an evaluation's directory, or in the file itself."""
     file = path / REPORT_FILE if path.is_dir() else path
     try:
         return Report.model_validate_json(file.read_bytes())
     except FileNotFoundError:
         raise InvalidInput(
-            f"{path}: no {REPORT_FILE} there", hint="an evaluation writes it when all its sessions have ended"
+            f"{path}: contains no {REPORT_FILE}",
+            hint="it is written when all sessions of an evaluation have ended",
         ) from None
     except OSError as error:
         raise InvalidInput(f"{file}: cannot be read: {error.strerror}") from None
@@ -295,14 +290,14 @@ def load_report(path: Path) -> Report:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """What an evaluation must reach for a pipeline to go on."""
+    """The minimum of a metric that an evaluation must reach for `--fail-under`."""
 
     metric: str
     minimum: float
 
 
 def parse_gate(text: str, ks: Sequence[int]) -> Gate:
-    """`pass@1=0.4`; a metric that the report will not have is an error before anything runs."""
+    """Parse `pass@1=0.4`; refuse a metric that the report will not have, before anything runs."""
     metric, found, number = (part.strip() for part in text.partition("="))
     if not found:
         raise InvalidInput(f"--fail-under: {text!r} is not METRIC=MINIMUM", hint="for example pass@1=0.4")
@@ -321,13 +316,13 @@ def parse_gate(text: str, ks: Sequence[int]) -> Gate:
 
 
 def below_gates(report: Report, gates: Sequence[Gate]) -> list[str]:
-    """One line for each harness, model and taskset that stays below a gate. Its estimate decides."""
+    """Return one line for each harness, model and taskset whose estimate is below a gate."""
     lines = []
     for gate in gates:
         for cell in report.cells:
             estimate = cell.metrics.get(gate.metric)
             if estimate is None:
-                lines.append(f"{cell.name}: {gate.metric} is not there: no task has enough samples")
+                lines.append(f"{cell.name}: {gate.metric} is unknown: no task has enough samples")
             elif estimate.value < gate.minimum - 1e-9:
-                lines.append(f"{cell.name}: {gate.metric} is {estimate.value:.3f}, under {gate.minimum:g}")
+                lines.append(f"{cell.name}: {gate.metric} is {estimate.value:.3f}, below {gate.minimum:g}")
     return lines

@@ -1,4 +1,4 @@
-"""Runs a plan to its end: keeps every attempt in a journal, and goes on where it was stopped."""
+"""Runs a plan to its end, recording every attempt in a journal from which it can resume."""
 
 from __future__ import annotations
 
@@ -21,17 +21,13 @@ JOURNAL_FILE = "attempts.jsonl"
 
 
 class Journal:
-    """The attempts of an evaluation as they end, a line each: what is in it is not run again.
-
-    One process at a time appends to it. A line that a kill cut short is dropped at the next opening.
-    """
+    """The ended attempts of an evaluation, one per line; a line cut short by a crash is dropped."""
 
     def __init__(self, out: Path) -> None:
         path = out / JOURNAL_FILE
         self.attempts: dict[tuple[str, int], Attempt] = {}
-        """By task and sample."""
         self._file = path.open("a+b")
-        lock(self._file, busy=InvalidInput(f"{out}: another evaluation is at work there"))
+        lock(self._file, busy=InvalidInput(f"{out}: another evaluation is running there"))
         self._file.seek(0)
         data = self._file.read()
         whole = data[: data.rfind(b"\n") + 1]
@@ -42,7 +38,7 @@ class Journal:
                 attempt = Attempt.model_validate_json(line)
             except ValidationError:
                 raise InvalidInput(
-                    f"{path}:{number}: not an attempt of this version of Polar", hint="give another --out"
+                    f"{path}:{number}: not an attempt of this version of Polar", hint="choose another --out"
                 ) from None
             self.attempts[attempt.task_id, attempt.sample] = attempt
 
@@ -53,11 +49,11 @@ class Journal:
 
 
 Connect = Callable[[str | None], AbstractAsyncContextManager[AsyncClient]]
-"""Gives the client of a server that runs a model, for as long as it is needed."""
+"""Opens the client of a server that runs a given model."""
 
 
 async def run_plan(plan: Plan, journal: Journal, connect: Connect, ended: Callable[[Attempt], None]) -> None:
-    """Have every attempt of the plan in the journal, one model after another; `ended` gets the new ones."""
+    """Run every attempt that the journal lacks, one model after another; `ended` gets each new one."""
 
     def keep(session: RolledOut) -> None:
         calls = session.recording.completions if session.recording else ()
@@ -71,12 +67,11 @@ async def run_plan(plan: Plan, journal: Journal, connect: Connect, ended: Callab
         missing = [spec for spec in specs if wanted[spec.id] - journal.attempts.keys()]
         if missing:
             async with connect(model) as client:
-                # The same content under the same id: what an earlier run submitted is left as it is.
+                # Submitting the same content under the same id again changes nothing.
                 await roll_out(client, missing, keep, skip=journal.attempts)
 
 
 def report_of(plan: Plan, journal: Journal) -> Report:
-    """The report of a plan whose attempts are all in the journal."""
     return Report(
         run=plan.run,
         created_at=time.time(),
@@ -104,6 +99,6 @@ def _cell(planned: PlannedCell, conditions: Conditions, journal: Journal) -> Cel
 
 
 def _model_name(given: str) -> str:
-    """The name of a directory without the rest of its path, which says nothing of the model."""
+    """Return the name of a directory without the rest of its path, which says nothing about the model."""
     path = Path(given)
     return path.resolve().name if path.is_dir() else given

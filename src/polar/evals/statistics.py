@@ -1,7 +1,7 @@
-"""The numbers of an evaluation and how sure they are: pure functions of counts, seeded where they draw.
+"""The statistics of an evaluation and their uncertainty: pure functions, with a fixed seed where they sample.
 
-Tasks are what an evaluation samples from a wider world of tasks, so every interval is one over tasks:
-the samples of one task are not independent of each other and are never counted as if they were.
+Tasks are a sample of a wider world of tasks, so every interval is over tasks: the samples of one task are not
+independent and are never counted as if they were.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ SEED = 0
 """Fixed, so that the same attempts always give the same report."""
 
 _Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
-_CELLS_AT_ONCE = 2_000_000
-"""How many drawn values are held in memory together."""
-_EXACT_FLIPS = 14
-"""Up to this many tasks that differ, every sign is tried; beyond, signs are drawn."""
+CELLS_AT_ONCE = 2_000_000
+"""The number of sampled values held in memory at once."""
+EXACT_FLIPS = 14
+"""Up to this many tasks that differ, all sign combinations are tried; beyond it, they are sampled."""
 
 Values = NDArray[np.float64]
 
 
 class Method(StrEnum):
-    """How an interval was made."""
+    """How an interval was computed."""
 
     WILSON = "wilson"
-    """Every task is plainly passed or failed: Wilson's score interval, sound also at 0 and 1."""
+    """Wilson's score interval, valid also at 0 and 1; used if every task either passed or failed."""
     BOOTSTRAP = "bootstrap"
-    """Tasks have values between: percentiles of means over tasks drawn with replacement."""
+    """Percentiles of means over tasks drawn with replacement; used if tasks have values in between."""
     NONE = "none"
-    """One task alone says nothing of others."""
+    """There is no interval, since a single task says nothing about others."""
 
 
 class Estimate(Frozen):
@@ -49,23 +49,22 @@ class Estimate(Frozen):
     high: float
     method: Method
     tasks: int
-    """Over how many tasks."""
 
     @property
     def has_interval(self) -> bool:
-        """Whether `low` and `high` say anything: they are the value itself where one task is all there is."""
+        """Whether `low` and `high` are an interval; for a single task they equal the value."""
         return self.method is not Method.NONE
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
-    """The chance that of k samples drawn without replacement at least one passed: unbiased for pass@k."""
+    """The unbiased estimate of pass@k: the chance that at least one of k samples drawn at random passed."""
     if not 0 <= passed <= samples or not 1 <= k <= samples:
-        raise ValueError(f"pass@{k} of {passed} passed in {samples} samples does not exist")
+        raise ValueError(f"pass@{k} is undefined for {passed} passed out of {samples} samples")
     return 1.0 - math.comb(samples - passed, k) / math.comb(samples, k)
 
 
 def mean_of_outcomes(values: Sequence[float]) -> Estimate | None:
-    """The mean of what lies between 0 and 1 for each task; None without tasks."""
+    """Return the mean of one value between 0 and 1 per task; None without tasks."""
     if not values:
         return None
     array = np.asarray(values, np.float64)
@@ -76,7 +75,7 @@ def mean_of_outcomes(values: Sequence[float]) -> Estimate | None:
 
 
 def mean_of_values(values: Sequence[float]) -> Estimate | None:
-    """The mean of any number a task, with a bootstrap interval; None without tasks."""
+    """Return the mean of any value per task, with a bootstrap interval; None without tasks."""
     if not values:
         return None
     array = np.asarray(values, np.float64)
@@ -88,24 +87,22 @@ def mean_of_values(values: Sequence[float]) -> Estimate | None:
 
 def _estimate(values: Values, low: float, high: float, method: Method) -> Estimate:
     value = float(values.mean())
-    # Rounding must not put the mean outside of its own interval.
+    # Rounding must not move the mean outside its own interval.
     return Estimate(value=value, low=min(low, value), high=max(high, value), method=method, tasks=len(values))
 
 
 def wilson(successes: int, trials: int) -> tuple[float, float]:
-    """Wilson's score interval of a proportion."""
     rate, square = successes / trials, _Z**2
     centre = (rate + square / (2 * trials)) / (1 + square / trials)
     half = _Z * math.sqrt(rate * (1 - rate) / trials + square / (4 * trials**2)) / (1 + square / trials)
-    # At 0 and 1 an end is the rate itself, which rounding would miss.
+    # At 0 and 1 one end is the rate itself, which rounding would miss.
     return max(0.0, min(rate, centre - half)), min(1.0, max(rate, centre + half))
 
 
 def bootstrap(values: Values, resamples: int = RESAMPLES) -> tuple[float, float]:
-    """Percentiles of the means of tasks drawn with replacement."""
     draw = np.random.default_rng(SEED)
     count = len(values)
-    rows = max(1, _CELLS_AT_ONCE // count)
+    rows = max(1, CELLS_AT_ONCE // count)
     means = np.concatenate(
         [
             values[draw.integers(0, count, (min(rows, resamples - start), count))].mean(axis=1)
@@ -117,26 +114,23 @@ def bootstrap(values: Values, resamples: int = RESAMPLES) -> tuple[float, float]
 
 
 def sign_flip_p(differences: Sequence[float]) -> float:
-    """How often differences this large come about if each could as well have had the other sign.
-
-    Two-sided, over tasks. With one sample a task, passed or failed, it is McNemar's exact test.
-    """
+    """Return the two-sided sign-flip test over tasks; with one sample per task it is McNemar's exact test."""
     moved = np.array([value for value in differences if value], np.float64)
     if not len(moved):
         return 1.0
     observed = abs(moved.sum())
-    # Sums that only rounding tells apart are the same sum.
+    # Sums that differ only by rounding count as equal.
     slack = 1e-9 * np.abs(moved).sum()
-    if len(moved) <= _EXACT_FLIPS:
+    if len(moved) <= EXACT_FLIPS:
         sums = np.zeros(1)
         for value in moved:
             sums = np.concatenate([sums + value, sums - value])
         return float((np.abs(sums) >= observed - slack).mean())
     draw = np.random.default_rng(SEED)
     hits = 0
-    rows = max(1, _CELLS_AT_ONCE // len(moved))
+    rows = max(1, CELLS_AT_ONCE // len(moved))
     for start in range(0, RESAMPLES, rows):
         signs = draw.choice((-1.0, 1.0), (min(rows, RESAMPLES - start), len(moved)))
         hits += int((np.abs(signs @ moved) >= observed - slack).sum())
-    # The order observed is one of those possible: the chance is never 0.
+    # The observed signs are one of the combinations, so the probability is never 0.
     return (hits + 1) / (RESAMPLES + 1)

@@ -1,1 +1,1 @@
-"""One file a way of scoring."""
+"""One file per way of scoring."""

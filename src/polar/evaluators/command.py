@@ -1,4 +1,4 @@
-"""Scores a session by running a command over the agent's work once the agent is gone."""
+"""Scores a session by running a command over the agent's work."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 from pydantic import Field
 
 from polar.evaluators.base import EvaluationContext, EvaluationFailed, NoVerdict
-from polar.evaluators.inside import SCRIPTS, cut, place, report_of, run_grader
+from polar.evaluators.inside import SCRIPTS, place, report_of, run_grader, truncate
 from polar.evaluators.tampering import rivals, tampering_remarks
-from polar.evaluators.workspace import Placed, WorkspaceEvaluator, graded_workspace
+from polar.evaluators.workspace import SandboxOptions, WorkspaceEvaluator, graded_workspace
 from polar.models.session import Verdict
 from polar.models.task import FileContent, WorkspacePath
 from polar.runtimes.base import ExecResult, Sandbox
@@ -23,18 +23,18 @@ _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?|[+-]?(nan|inf|inf
 
 
 class RewardSource(StrEnum):
-    """Where the reward is read from. Another exit code than 0 gets the lowest reward."""
+    """Where the reward is read from. A non-zero exit code gets the lowest reward."""
 
     AUTO = "auto"
-    """What the command stated, else 1.0."""
+    """The reward that the command stated, else 1.0."""
     EXIT_CODE = "exit_code"
-    """1.0, whatever it stated."""
+    """Always 1.0."""
     STATED = "stated"
-    """What the command stated; nothing stated is a failed evaluation."""
+    """The reward that the command stated; without one, the evaluation fails."""
 
 
 class Run:
-    """What the command did; `key` begins the lines by which it states its reward."""
+    """The result of the command; `key` begins the lines that state its reward."""
 
     def __init__(self, result: ExecResult, key: str) -> None:
         self.result = result
@@ -42,48 +42,47 @@ class Run:
 
     @property
     def report(self) -> str:
-        """For people; the key is left out of what the command printed."""
-        ending = "the command did not end in time\n" if self.result.timed_out else ""
+        ending = "the command timed out\n" if self.result.timed_out else ""
         return ending + report_of(self.result).replace(f"{self._key} ", "reward ")
 
     @property
-    def stated(self) -> str | None:
-        """The last reward that was stated; None if none was."""
+    def stated_reward(self) -> str | None:
+        """The last reward that the command stated, or None."""
         start = f"{self._key} ".encode()
         found = [line for line in self.result.stdout.lines() if line.startswith(start)]
         return found[-1][len(start) :].decode(errors="replace").strip() if found else None
 
     def reward(self) -> tuple[float, dict[str, float]]:
-        """The reward that was stated, with its components; EvaluationFailed if there is none."""
-        if self.stated is None:
+        """Return the stated reward with its components; raise EvaluationFailed if there is none."""
+        if self.stated_reward is None:
             raise EvaluationFailed(
-                f"the evaluator's command states no reward: {self.report[-2000:]}",
-                hint="state it with: reward NUMBER; or set reward: exit_code",
+                f"the evaluator's command stated no reward: {self.report[-2000:]}",
+                hint="state it with `reward NUMBER`, or set `reward: exit_code`",
             )
-        return parse_reward(self.stated)
+        return parse_reward(self.stated_reward)
 
 
 class CommandEvaluator(WorkspaceEvaluator):
-    """Runs `command` over the agent's work, with `files` put over it.
+    """Runs `command` over the agent's work, after adding `files`.
 
-    A command states a reward with the shell's function `reward`, which every string has: `reward 0.5`, or
-    `reward '{"reward": 0.5, "components": {"style": 1}}'`. A list has no shell: its program reads a key, the
-    first line of its input, and prints a line of the key, a blank and the reward. Nothing else that is
-    printed counts, since the agent's own code may have printed it.
+    A string is a shell script that states a reward with the function `reward`: `reward 0.5`, or
+    `reward '{"reward": 0.5, "components": {"style": 1}}'`. A list has no shell: its program reads a key from
+    the first line of its input, and prints a line of the key, a space and the reward. No other output
+    counts, since the agent's own code may have printed it.
     """
 
-    class Options(Placed):
+    class Options(SandboxOptions):
         command: str | list[str] = Field(min_length=1)
-        """A string is run by `/bin/sh -c`, a list as it is."""
+        """The command; a string is run with `/bin/sh -c`, a list directly."""
         files: dict[WorkspacePath, FileContent] = Field(default_factory=dict)
-        """Put into the workspace only now, so the agent never saw them."""
+        """Hidden files, added to the workspace after the agent has ended."""
         reward: RewardSource = RewardSource.AUTO
 
     options: Options
 
     @property
     def _may_state(self) -> bool:
-        """Whether a statement may be missing from output that was cut; only the shell itself makes one."""
+        """Whether truncated output may have lost a statement, which only the shell's function can make."""
         command = self.options.command
         return not isinstance(command, str) or "reward" in command or "polar_key" in command
 
@@ -96,7 +95,7 @@ class CommandEvaluator(WorkspaceEvaluator):
         return Verdict(
             reward=reward,
             components=components | ({"tampering": float(len(findings))} if findings else {}),
-            report=cut("\n".join([*tampering_remarks(findings), run.report])),
+            report=truncate("\n".join([*tampering_remarks(findings), run.report])),
         )
 
     async def _run(self, context: EvaluationContext, sandbox: Sandbox) -> Run:
@@ -116,7 +115,7 @@ class CommandEvaluator(WorkspaceEvaluator):
         if source is RewardSource.EXIT_CODE:
             return 1.0, {}
         is_whole = not (self._may_state and run.result.stdout.is_cut)
-        if source is RewardSource.AUTO and run.stated is None and is_whole:
+        if source is RewardSource.AUTO and run.stated_reward is None and is_whole:
             return 1.0, {}
         try:
             return run.reward()
@@ -125,7 +124,6 @@ class CommandEvaluator(WorkspaceEvaluator):
 
 
 def parse_reward(text: str) -> tuple[float, dict[str, float]]:
-    """The reward and its components that a command stated."""
     if _NUMBER.fullmatch(text):
         return _finite(float(text), "the reward"), {}
     try:
@@ -134,7 +132,7 @@ def parse_reward(text: str) -> tuple[float, dict[str, float]]:
         document = None
     if not isinstance(document, dict) or "reward" not in document:
         raise EvaluationFailed(
-            f"the evaluator's command states what is no reward: {text[:200]!r}",
+            f"the evaluator's command stated an invalid reward: {text[:200]!r}",
             hint='state a number or {"reward": number, "components": {name: number}}',
         )
     components = document.get("components", {})
@@ -150,5 +148,5 @@ def _finite(value: Any, what: str) -> float:
         if not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value):
             return float(value)
     except OverflowError:
-        value = "an integer beyond all floats"
+        value = "an integer too large for a float"
     raise EvaluationFailed(f"{what}: must be a finite number, not {str(value)[:200]}")

@@ -1,8 +1,8 @@
-"""Scores the agent's patch: taken from its workspace, applied to a clean one, then tested there.
+"""Scores the agent's patch: extracted from its workspace, applied to a clean one, then tested there.
 
-The patch is told by a repository of ours, never by the agent's `.git`. A fresh sandbox holds the workspace
-as it was; the agent's files are laid out beside it. Both become trees of a repository that the agent never
-had in its hands, so no hook, filter, attribute, alias or object that it may have planted has a say.
+The patch is computed in a repository of our own, never in the agent's `.git`. A fresh sandbox holds the
+original workspace, and the agent's files are unpacked beside it. Both become trees of a repository that the
+agent never touched, so no hook, filter, attribute, alias or object that it planted has any effect.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from polar.evaluators.inside import CLEAN_GIT, UngradableWorkspace, place_file, 
 from polar.evaluators.tests import TestPlan, run_plan
 from polar.evaluators.workspace import (
     GradedWorkspace,
-    Guarded,
+    GradingOptions,
     WorkspaceEvaluator,
     changed_workspace,
     pack,
@@ -39,7 +39,7 @@ async def extract_patch(
     *,
     allow: Sequence[str] = ("*",),
 ) -> bytes:
-    """The agent's patch to what `allow` matches, against the workspace of `fresh`, which stays as it is."""
+    """Return the agent's patch to the paths that `allow` matches, against the workspace of `fresh`."""
     archive = await pack(context)
     mine = private_directory(fresh)
     await place_file(fresh, mine / "workspace.tar", archive)
@@ -50,7 +50,7 @@ async def extract_patch(
     words = (str(mine), str(limit + 1), *pathspecs)
     result = await run_script(fresh, "diff", *words, timeout=context.seconds_left, env=CLEAN_GIT)
     if result.exit_code == _NO_GIT:
-        raise EvaluationFailed("there is no git in the sandbox", hint="use a runtime or an image that has it")
+        raise EvaluationFailed("the sandbox has no git", hint="use a runtime or an image with git")
     if result.exit_code != 0:
         raise UngradableWorkspace(f"no patch could be made: {result.stderr.text(1000)}")
     try:
@@ -62,7 +62,7 @@ async def extract_patch(
 
 
 async def apply_patch(sandbox: Sandbox, patch: bytes, *, timeout: float) -> str | None:
-    """Apply a patch to the workspace; what git said if it does not apply."""
+    """Apply a patch to the workspace; return git's output if it does not apply."""
     if not patch.strip():
         return None
     file = private_directory(sandbox) / PATCH_NAME
@@ -72,17 +72,17 @@ async def apply_patch(sandbox: Sandbox, patch: bytes, *, timeout: float) -> str 
 
 
 def touched_files(patch: bytes) -> tuple[str, ...]:
-    """The paths that a patch adds, changes or removes, as git wrote them."""
+    """Return the paths that a patch adds, changes or removes, as git wrote them."""
     return tuple(dict.fromkeys(match.decode(errors="replace") for match in _FILES.findall(patch)))
 
 
-class PatchOptions(Guarded):
-    """The options of evaluators that take the agent's work as a patch."""
+class PatchOptions(GradingOptions):
+    """Options of evaluators that take the agent's work as a patch."""
 
     exclude: tuple[str, ...] = ()
-    """Paths (git's glob patterns: `tests/**`) whose changes are left out of the patch."""
+    """Paths (git glob patterns such as `tests/**`) whose changes are left out of the patch."""
     max_patch_bytes: int = Field(default=PATCH_BYTES, ge=1, le=64 * 1024 * 1024)
-    """A longer patch is worth nothing."""
+    """Maximum size of the patch; a longer one gets the lowest reward."""
 
 
 class DiffEvaluator(WorkspaceEvaluator):
@@ -94,7 +94,7 @@ class DiffEvaluator(WorkspaceEvaluator):
     async def grade(self, context: EvaluationContext) -> Verdict:
         plan = self.options
         return await grade_patch(
-            context, plan, plan.exclude, plan.guarded, lambda patched: run_plan(plan, context, patched)
+            context, plan, plan.exclude, plan.guards, lambda patched: run_plan(plan, context, patched)
         )
 
 
@@ -105,8 +105,7 @@ async def grade_patch(
     guarded: Sequence[str],
     test: Callable[[GradedWorkspace], Awaitable[Verdict]],
 ) -> Verdict:
-    """What `test` finds in a fresh sandbox with the agent's patch, of which nothing is left that steers the
-    grading; the verdict also tells how much the agent changed."""
+    """Run `test` in a fresh sandbox with the agent's patch, without anything that would steer the grading."""
     async with context.fresh_sandbox() as fresh:
         patch = await extract_patch(context, fresh, exclude, options.max_patch_bytes, allow=options.allow)
 

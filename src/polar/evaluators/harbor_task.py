@@ -1,9 +1,9 @@
-"""A Harbor task directory as it is, read into the parts of a task of ours.
+"""Reads a Harbor task directory, unchanged, into the fields of a Polar task.
 
 task.toml           timeouts, resources, the verifier's environment
 instruction.md      what the agent is told
 environment/        the Dockerfile and what it copies
-tests/              test.sh and what it needs; laid out as /tests once the agent is gone
+tests/              test.sh and what it needs, unpacked as /tests after the agent has ended
 solution/           solve.sh, for people and for checks of the task itself
 """
 
@@ -24,7 +24,7 @@ from polar.errors import InvalidInput, explain
 from polar.models.task import FileContent
 
 TESTS, LOGS = "/tests", "/logs"
-"""Where Harbor's scripts find their tests and leave their reward."""
+"""Where Harbor's scripts find their tests and write their reward."""
 MAX_FILES, MAX_BYTES = 5_000, 64 * 1024 * 1024
 
 
@@ -32,28 +32,28 @@ class _Section(BaseModel):
     model_config = {"extra": "ignore", "frozen": True}
 
 
-class _Agent(_Section):
+class _AgentSection(_Section):
     timeout_sec: float | None = Field(default=None, gt=0)
 
 
-class _Verifier(_Section):
+class _VerifierSection(_Section):
     timeout_sec: float | None = Field(default=None, gt=0)
     env: dict[str, str] = Field(default_factory=dict)
     environment_mode: str = "shared"
 
 
-class _Environment(_Section):
+class _EnvironmentSection(_Section):
     build_timeout_sec: float | None = Field(default=None, gt=0)
     docker_image: str | None = None
     os: str = "linux"
 
 
 class HarborConfig(_Section):
-    """What is read of task.toml; metadata and keys of other versions of the format are left alone."""
+    """The parts of task.toml that matter here; metadata and keys of other format versions are ignored."""
 
-    agent: _Agent = _Agent()
-    verifier: _Verifier = _Verifier()
-    environment: _Environment = _Environment()
+    agent: _AgentSection = _AgentSection()
+    verifier: _VerifierSection = _VerifierSection()
+    environment: _EnvironmentSection = _EnvironmentSection()
     metadata: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -64,15 +64,15 @@ class HarborTask:
     config: HarborConfig
     workdir: str
     files: dict[str, FileContent]
-    """What the agent finds in its workspace."""
+    """The files in the agent's workspace."""
     tests: dict[str, FileContent]
     solution: dict[str, FileContent]
-    """solve.sh and what it needs; empty where the task has none."""
+    """solve.sh and what it needs; empty if the task has none."""
     unmet: tuple[str, ...]
-    """What the environment asks for that only an image built from its Dockerfile would have."""
+    """Requirements of the environment that only an image built from its Dockerfile would meet."""
 
     def fields(self, *, runtime: str = "bubblewrap") -> dict[str, Any]:
-        """The fields of a task that follow from the directory: all but its id, harness and samples."""
+        """Return the fields of a task that follow from the directory: all but its id, harness and samples."""
         config = self.config
         verifier: dict[str, Any] = {
             "tests": {path: file.model_dump(exclude_none=True) for path, file in self.tests.items()},
@@ -83,7 +83,7 @@ class HarborTask:
         budgets = {"run_seconds": config.agent.timeout_sec}
         if config.verifier.timeout_sec:
             verifier["timeout_seconds"] = config.verifier.timeout_sec
-            # Making a second sandbox and carrying the workspace there is not the verifier's time.
+            # The verifier's timeout does not include creating a second sandbox and copying the workspace.
             budgets["evaluate_seconds"] = config.verifier.timeout_sec + 60
         return {
             "instruction": self.instruction,
@@ -97,12 +97,12 @@ class HarborTask:
 def read_harbor_task(directory: Path, *, ignore_unmet: bool = False) -> HarborTask:
     """Read a task directory; InvalidInput names the file, and the field in it, that is wrong.
 
-    Without an image an environment can only be copied files over the host's own programs. What
-    else its Dockerfile asks for is refused, unless `ignore_unmet` says that the host has it.
+    Without an image, an environment can only be files copied over the host's own programs. Anything else
+    in its Dockerfile is refused, unless `ignore_unmet` asserts that the host has it.
     """
     config = _config(directory / "task.toml")
     if (directory / "steps").is_dir():
-        raise InvalidInput(f"{directory}: tasks of several steps are not supported")
+        raise InvalidInput(f"{directory}: multi-step tasks are not supported")
     environment = directory / "environment"
     workdir, files, unmet = _read_dockerfile(environment)
     unmet += [name for name in _UNSUPPORTED if (environment / name).exists()]
@@ -112,12 +112,12 @@ def read_harbor_task(directory: Path, *, ignore_unmet: bool = False) -> HarborTa
         unmet.append(f"os = {config.environment.os!r}")
     if unmet and not ignore_unmet:
         raise InvalidInput(
-            f"{directory}: its environment needs an image to be built: {'; '.join(unmet)}",
-            hint="use a runtime with images, or say that the host has what is needed",
+            f"{directory}: its environment requires an image: {'; '.join(unmet)}",
+            hint="use a runtime with images, or set ignore_unmet if the host has what is needed",
         )
     tests = _files(directory / "tests")
     if "test.sh" not in tests:
-        raise InvalidInput(f"{directory / 'tests' / 'test.sh'}: a Harbor task needs it")
+        raise InvalidInput(f"{directory / 'tests' / 'test.sh'}: is missing")
     instruction = _text(directory / "instruction.md")
     if not instruction.strip():
         raise InvalidInput(f"{directory / 'instruction.md'}: is empty")
@@ -146,8 +146,8 @@ def _config(file: Path) -> HarborConfig:
     for name, value in config.verifier.env.items():
         if "${" in value:
             raise InvalidInput(
-                f"{file}: verifier.env.{name}: is taken from the host's environment, which no sandbox sees",
-                hint="write its value",
+                f"{file}: verifier.env.{name}: refers to the host's environment, which sandboxes do not see",
+                hint="write the value itself",
             )
     return config
 
@@ -160,7 +160,7 @@ def _text(file: Path) -> str:
 
 
 def _files(directory: Path) -> dict[str, FileContent]:
-    """Every file below a directory; links are followed, as they are when it is copied into an image."""
+    """Return every file below a directory; links are followed, as when it is copied into an image."""
     found: dict[str, FileContent] = {}
     size = 0
     for path in sorted(directory.rglob("*")):
@@ -175,14 +175,14 @@ def _files(directory: Path) -> dict[str, FileContent]:
 
 DEFAULT_WORKDIR = "/app"
 WITHOUT_EFFECT = frozenset({"FROM", "LABEL", "CMD", "ENTRYPOINT", "EXPOSE", "MAINTAINER", "STOPSIGNAL"})
-"""Instructions that change nothing for a command that is run in the container."""
+"""Instructions that do not affect a command run in the container."""
 
 ARCHIVES = (".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst")
-"""What ADD would unpack."""
+"""Archives that ADD would unpack."""
 
 
 def _read_dockerfile(context: Path) -> tuple[str, dict[str, FileContent], list[str]]:
-    """The working directory, what is copied below it, and what only a built image would have besides."""
+    """Return the working directory, the files copied below it, and what only a built image would have."""
     file = context / "Dockerfile"
     instructions = _instructions(_text(file)) if file.is_file() else []
     named = [argument.strip("\"'") for word, argument in instructions if word == "WORKDIR"]
@@ -216,7 +216,7 @@ def _instructions(text: str) -> list[tuple[str, str]]:
 def _copy(
     context: Path, argument: str, current: PurePosixPath, workdir: PurePosixPath
 ) -> dict[str, FileContent] | None:
-    """What one COPY puts below the working directory; None if it does more than that."""
+    """Return the files that one COPY adds below the working directory; None if it does anything else."""
     words = _words(argument)
     options = [word for word in words if word.startswith("--")]
     *sources, target = words[len(options) :] or [""]
@@ -256,12 +256,12 @@ def _sources(context: Path, pattern: str) -> list[Path]:
         return [context]
     found = sorted(context.glob(clean))
     if not found:
-        raise InvalidInput(f"{context / 'Dockerfile'}: COPY {pattern}: there is no such file")
+        raise InvalidInput(f"{context / 'Dockerfile'}: COPY {pattern}: no such file")
     return found
 
 
 def file_content(path: Path) -> FileContent:
-    """A file of this machine as a task carries it."""
+    """Read a file of this machine into the form in which tasks carry files."""
     data = path.read_bytes()
     executable = bool(path.stat().st_mode & 0o100)
     try:

@@ -1,4 +1,4 @@
-"""What an evaluator runs inside a sandbox: small scripts and graders, and what is made of their output."""
+"""Running scripts and graders inside a sandbox, and reporting their output."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from polar.models.task import FileContent
 from polar.runtimes.base import Command, ExecResult, PathRefused, Sandbox, SandboxError
 
 REPORT_BYTES = 16 * 1024
-"""How much of the end of stdout, and of stderr, goes into a report."""
+"""Maximum bytes from the end of stdout, and of stderr, in a report."""
 REPORT_LIMIT = 60 * 1024
-"""How many bytes a whole report may have; 64 KiB are kept of it."""
+"""Maximum size of a whole report in bytes; up to 64 KiB are stored."""
 SHARE_OF_TIME = 0.9
-"""How much of what is left of the budget a grader may take, so that its end can still be told."""
+"""Fraction of the remaining budget that a grader may use, so that its result can still be reported."""
 ANY_PLUGIN = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": ""}
-"""For graders that count on the plug-ins of their images and name none; a workspace brings none."""
+"""For graders that rely on their image's plug-ins without naming them; a workspace brings none."""
 CLEAN_GIT = {
     "GIT_CONFIG_NOSYSTEM": "1",
     "GIT_CONFIG_GLOBAL": "/dev/null",
@@ -29,22 +29,21 @@ CLEAN_GIT = {
     "GIT_CONFIG_VALUE_1": "false",
     "GIT_TERMINAL_PROMPT": "0",
 }
-"""For git where somebody else's configuration and hooks may lie about."""
+"""Keeps git from using configuration and hooks that others may have left."""
 SCRIPTS = {file.name: file.read_text() for file in (Path(__file__).parent / "scripts").iterdir()}
-"""What evaluators run in sandboxes themselves; as it was before the first agent came."""
+"""The scripts that evaluators run in sandboxes, read before the first agent starts."""
 
 
 class UngradableWorkspace(PolarError):
-    """What the agent left cannot be evaluated, and that is the agent's doing: its reward is 0."""
+    """The agent left its work in a state that cannot be evaluated; it gets the lowest reward."""
 
 
 def text_of(result: ExecResult) -> str:
-    """Everything it wrote; stderr after stdout, since how they were interleaved is not kept."""
+    """Return everything it wrote, stderr after stdout, since their interleaving is not recorded."""
     return f"{result.stdout.text()}\n{result.stderr.text()}"
 
 
 def report_of(result: ExecResult) -> str:
-    """Exit code, and the end of both streams."""
     streams = (("stdout", result.stdout), ("stderr", result.stderr))
     texts = ((name, output.text(REPORT_BYTES).rstrip()) for name, output in streams)
     return "\n".join(
@@ -52,8 +51,8 @@ def report_of(result: ExecResult) -> str:
     )
 
 
-def cut(text: str, limit: int = REPORT_LIMIT) -> str:
-    """A text of about `limit` bytes at most that says how much is missing; valid whatever is in it."""
+def truncate(text: str, limit: int = REPORT_LIMIT) -> str:
+    """Shorten a text to about `limit` bytes, saying how much is missing; the result is always valid text."""
     data = text.encode("utf-8", "replace")
     if len(data) <= limit:
         return data.decode()
@@ -61,7 +60,7 @@ def cut(text: str, limit: int = REPORT_LIMIT) -> str:
 
 
 def private_directory(sandbox: Sandbox) -> PurePosixPath:
-    """A path in the sandbox's temporary directory that nobody can have guessed."""
+    """Return an unguessable path in the sandbox's temporary directory."""
     return sandbox.tmp / f"polar-{secrets.token_hex(8)}"
 
 
@@ -74,16 +73,15 @@ async def run_script(
     stdin: bytes = b"",
     must_succeed: bool = False,
 ) -> ExecResult:
-    """Run one of our scripts in the workspace; EvaluationFailed if it cannot be run or takes too long,
-    and, if it must succeed, for every exit code but 0."""
+    """Run one of our scripts in the workspace; raise EvaluationFailed if that is not possible in time."""
     command = Command(("/bin/sh", "-c", SCRIPTS[f"{name}.sh"], "sh", *arguments), env=env, stdin=stdin)
     try:
         result = await sandbox.exec(command, timeout=timeout, log_name=f"evaluator-{name}")
     except SandboxError as error:
-        raise EvaluationFailed(f"evaluator-{name}: could not be run: {error}") from error
+        raise EvaluationFailed(f"evaluator-{name}: cannot run: {error}") from error
     if result.timed_out:
         raise EvaluationFailed(
-            f"evaluator-{name}: did not end within {timeout:g} s", hint="raise budgets.evaluate_seconds"
+            f"evaluator-{name}: timed out after {timeout:g} s", hint="raise budgets.evaluate_seconds"
         )
     if must_succeed and result.exit_code != 0:
         raise EvaluationFailed(f"evaluator-{name}: failed in the sandbox: {report_of(result)[-2000:]}")
@@ -93,7 +91,7 @@ async def run_script(
 async def place(
     sandbox: Sandbox, files: Mapping[str, FileContent], base: PurePosixPath | None = None
 ) -> None:
-    """Put the evaluator's files over whatever is there, or raise UngradableWorkspace."""
+    """Write the evaluator's files over whatever is there, or raise UngradableWorkspace."""
     root = base or sandbox.workspace
     for name, file in files.items():
         await place_file(sandbox, root / name, file.data, executable=file.executable)
@@ -103,10 +101,10 @@ async def place_file(sandbox: Sandbox, path: PurePosixPath, data: bytes, *, exec
     try:
         await sandbox.upload(path, data, executable=executable)
     except PathRefused as error:
-        # Only the agent can have put a link or a directory there, and must not escape its score by it.
-        raise UngradableWorkspace(f"the evaluator's files could not be put in place: {error}") from error
+        # Only the agent can have put a link or a directory there, which must not save it from its score.
+        raise UngradableWorkspace(f"cannot write the evaluator's files: {error}") from error
     except SandboxError as error:
-        raise EvaluationFailed(f"the evaluator's files could not be put in place: {error}") from error
+        raise EvaluationFailed(f"cannot write the evaluator's files: {error}") from error
 
 
 async def run_grader(
@@ -117,10 +115,10 @@ async def run_grader(
     timeout: float,
     stdin: bytes = b"",
 ) -> ExecResult:
-    """Run a command of the evaluator's; a string by a copy of `/bin/sh`, a list as it is.
+    """Run an evaluator's command: a string with a copy of `/bin/sh`, a list directly.
 
-    Nothing in its environment is the agent's: its home is empty, and runners load what they are told to
-    alone; `env` wins.
+    Nothing in its environment comes from the agent: its home is empty, and runners load only what they are
+    told to. `env` takes precedence.
     """
     clean = private_directory(sandbox)
     await place_file(sandbox, clean / "home" / ".keep", b"")
@@ -131,7 +129,7 @@ async def run_grader(
         "PYTHONNOUSERSITE": "1",
         "PYTHONSAFEPATH": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
-        # Compiled files that lie beside the sources may be of other sources.
+        # Compiled files beside the sources may belong to other sources.
         "PYTHONPYCACHEPREFIX": str(clean / "pycache"),
         "PYTEST_ADDOPTS": "-p no:cacheprovider",
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
@@ -147,4 +145,4 @@ async def run_grader(
             Command(tuple(command), env=environment, stdin=stdin), timeout=timeout, log_name="evaluator"
         )
     except SandboxError as error:
-        raise EvaluationFailed(f"the evaluator's command could not be run: {error}") from error
+        raise EvaluationFailed(f"the evaluator's command cannot run: {error}") from error

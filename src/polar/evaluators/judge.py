@@ -1,6 +1,6 @@
-"""Scores a session by a rubric that a model applies to its transcript and to files it left.
+"""Scores a session by a rubric that a model applies to its transcript and files.
 
-The judge is asked by the node, not through the gateway: none of its tokens is ever part of a session.
+The node calls the judge directly, not through the gateway: its tokens are never part of a session.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pydantic import Field
 
 from polar.errors import Backoff, PolarError, Unavailable
 from polar.evaluators.base import UNGRADABLE, EvaluationContext, EvaluationFailed, Evaluator, JudgeEndpoint
-from polar.evaluators.inside import cut
+from polar.evaluators.inside import truncate
 from polar.files import write_atomic
 from polar.models.chat import Message, Role
 from polar.models.completion import Completion
@@ -47,12 +47,11 @@ nothing else:
 Criteria:
 {criteria}"""
 _SAME_MARK = "0" * 16
-"""Stands for the mark in a question's identity: it is another one every time."""
+"""Replaces the mark in a question's identity, since the mark is random."""
 _FENCE = re.compile(r"```(?:json)?\s*(\{.*\})\s*```", re.DOTALL)
 
 
-class JudgeFailed(PolarError):
-    """The judge gave no usable answer."""
+class JudgeFailed(PolarError): ...
 
 
 class JudgeUnavailable(JudgeFailed, Unavailable):
@@ -60,33 +59,29 @@ class JudgeUnavailable(JudgeFailed, Unavailable):
 
 
 class Nonsense(ValueError):
-    """An answer that is no opinion; says why."""
+    """An answer that is not an opinion; the message says why."""
 
 
 class OnFailure(StrEnum):
-    """What becomes of a session whose judge gives no usable answer, for which the agent is not to blame."""
+    """What happens to a session whose judge gives no usable answer, through no fault of the agent."""
 
     CLOSED = "closed"
-    """Its evaluation fails; it gets no reward."""
+    """Its evaluation fails and it gets no reward."""
     OPEN = "open"
     """It gets `open_reward`, and the report says so."""
 
 
 class Criterion(Frozen):
-    """One thing that is judged."""
-
     description: str = Field(min_length=1, max_length=20_000)
-    """What the judge is told about it."""
+    """The criterion as the judge is told about it."""
     weight: float = Field(default=1.0, gt=0)
-    """Its share of the reward, against the others'."""
+    """Its weight in the reward, relative to the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opinion:
-    """What a judge answered."""
-
     scores: Mapping[str, float]
-    """Criterion → 0.0 to 1.0."""
+    """Scores from 0.0 to 1.0 by criterion."""
     rationale: str
 
     def __str__(self) -> str:
@@ -97,28 +92,28 @@ class Opinion:
 class JudgeEvaluator(Evaluator):
     class Options(Evaluator.Options):
         endpoint: str = Field(min_length=1)
-        """Name of an endpoint in the node's settings (`node.judges`), which has the address and the key."""
+        """Name of an endpoint in the node's settings (`node.judges`), which have its address and key."""
         rubric: dict[str, Criterion] = Field(min_length=1, max_length=64)
-        """Criterion → what it means. The reward is the weighted mean of the scores."""
+        """Criteria by name. The reward is the weighted mean of their scores."""
         transcript: bool = True
-        """Whether the judge is shown what the agent said and did."""
+        """Whether the judge sees the transcript of the session."""
         files: tuple[WorkspacePath, ...] = Field(default=(), max_length=32)
-        """Files of the workspace that the judge is shown."""
+        """Files of the workspace that the judge sees."""
         per_trace: bool = False
-        """Judge every trace by itself: each gets its own reward, the session their mean."""
+        """Judge every trace separately: each gets its own reward, and the session gets their mean."""
         max_characters: int = Field(default=100_000, ge=1_000, le=4_000_000)
-        """How much of the transcript, and of each file, is shown."""
+        """Maximum number of characters of the transcript, and of each file, that the judge sees."""
         max_tokens: int = Field(default=2_048, ge=16)
-        """Of the judge's answer."""
+        """Maximum number of tokens in the judge's answer."""
         temperature: float = Field(default=0.0, ge=0, le=2)
-        """What the judge samples with."""
+        """Sampling temperature of the judge."""
         structured: bool = True
-        """Ask the endpoint to keep the answer to its JSON schema; not all endpoints can."""
+        """Whether to constrain the answer to its JSON schema; not all endpoints can."""
         attempts: int = Field(default=3, ge=1, le=20)
-        """How often it is asked until it gives an answer that can be read."""
+        """Maximum number of attempts to get a usable answer."""
         on_failure: OnFailure = OnFailure.CLOSED
         open_reward: float = Field(default=0.0, allow_inf_nan=False)
-        """The reward where no such answer came and `on_failure` is `open`."""
+        """The reward if there is no usable answer and `on_failure` is `open`."""
 
     options: Options
 
@@ -126,7 +121,7 @@ class JudgeEvaluator(Evaluator):
         endpoint = context.judges.get(self.options.endpoint)
         if endpoint is None:
             raise EvaluationFailed(
-                f"evaluator.options.endpoint: this node has no judge {self.options.endpoint!r}",
+                f"evaluator.options.endpoint: unknown judge {self.options.endpoint!r}",
                 hint=f"node.judges has {', '.join(sorted(context.judges)) or 'none'}",
             )
         client = JudgeClient(endpoint, context.cache, self.options)
@@ -160,46 +155,48 @@ class JudgeEvaluator(Evaluator):
             rewards[name] = self._reward(opinion)
             reports.append(f"{name}: {rewards[name]:g}\n{opinion}")
         if not rewards:
-            raise JudgeFailed("there is no trace to judge")
+            raise JudgeFailed("the session has no trace to judge")
         return Verdict(
             reward=sum(rewards.values()) / len(rewards),
             components={"traces_judged": float(len(rewards))},
-            report=cut("\n\n".join(reports)),
+            report=truncate("\n\n".join(reports)),
             trace_rewards=rewards,
         )
 
     async def _without_answer(
         self, client: JudgeClient, context: EvaluationContext, error: JudgeFailed
     ) -> Verdict:
-        """What a session is worth that the judge did not score.
+        """Score a session for which the judge gave no usable answer.
 
-        What the agent wrote may have talked the judge out of an answer. Where the judge answers as soon as
-        it is shown nothing of the agent's, that is the agent's doing, and gets the lowest reward.
+        The agent's text may have talked the judge out of answering. If the judge answers once it sees nothing
+        of the agent's, that is the agent's doing and gets the lowest reward.
         """
         try:
             if not isinstance(error, JudgeUnavailable):
                 await client.ask(
                     [("task", context.task.instruction), ("transcript", "[the agent did nothing]")]
                 )
-                report = f"the judge gives an answer only without what the agent left: {error}"
-                return Verdict(reward=self.lowest_reward, components={UNGRADABLE: 1.0}, report=cut(report))
+                report = f"the judge answers only without the agent's work: {error}"
+                return Verdict(
+                    reward=self.lowest_reward, components={UNGRADABLE: 1.0}, report=truncate(report)
+                )
         except JudgeFailed as without_agent:
             error = without_agent
         if self.options.on_failure is OnFailure.CLOSED:
             raise EvaluationFailed(str(error)) from error
         return Verdict(
-            reward=self.options.open_reward, components={"judge_failed": 1.0}, report=cut(str(error))
+            reward=self.options.open_reward, components={"judge_failed": 1.0}, report=truncate(str(error))
         )
 
     async def _files(self, context: EvaluationContext) -> list[tuple[str, str]]:
-        """A file that is not there is shown as missing: that may be just what is to be judged."""
+        """Return the files to show; a missing one is shown as missing, which may be the point."""
         parts = []
         for path in self.options.files:
             try:
                 data = await context.sandbox.download(context.sandbox.workspace / path)
-                text = _middle_cut(data.decode(errors="replace"), self.options.max_characters)
+                text = _cut_middle(data.decode(errors="replace"), self.options.max_characters)
             except SandboxError:
-                text = "[there is no such file]"
+                text = "[no such file]"
             parts.append((f"file {path}", text))
         return parts
 
@@ -209,7 +206,7 @@ class JudgeEvaluator(Evaluator):
 
 
 class JudgeClient:
-    """One OpenAI-compatible endpoint with a memory of what it answered: no question is asked twice."""
+    """One OpenAI-compatible endpoint with a cache, so that no question is asked twice."""
 
     def __init__(self, endpoint: JudgeEndpoint, cache: Path | None, options: JudgeEvaluator.Options) -> None:
         self._endpoint = endpoint
@@ -217,7 +214,7 @@ class JudgeClient:
         self._options = options
 
     async def ask(self, parts: Sequence[tuple[str, str]]) -> Opinion:
-        """The judge's opinion of these titled texts; JudgeFailed after `attempts` without one."""
+        """Ask for the judge's opinion of titled texts; raise JudgeFailed after `attempts` failures."""
         rubric, attempts = self._options.rubric, self._options.attempts
         file = self._file(judge_messages(rubric, parts, mark=_SAME_MARK))
         if file is not None and (known := _load(file)) is not None:
@@ -234,13 +231,13 @@ class JudgeClient:
             except JudgeUnavailable as error:
                 failure, problem = JudgeUnavailable, str(error)
             except Nonsense as error:
-                failure, problem = JudgeFailed, f"its answer makes no sense: {error}"
+                failure, problem = JudgeFailed, f"its answer is unusable: {error}"
             else:
                 if file is not None:
                     write_atomic(file, json.dumps({"answer": text}), mode=0o600)
                 return opinion
             log.info("judge %s: attempt %d failed: %s", self._endpoint.model, attempt + 1, problem)
-        raise failure(f"the judge {self._endpoint.model} failed {attempts} times, at last: {problem}")
+        raise failure(f"the judge {self._endpoint.model} failed {attempts} times; last problem: {problem}")
 
     def _body(self, messages: list[dict[str, str]]) -> dict[str, Any]:
         options = self._options
@@ -262,7 +259,7 @@ class JudgeClient:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         url = f"{self._endpoint.url.rstrip('/')}/chat/completions"
         try:
-            # The caller's budget ends the call; a judge may think for long.
+            # A judge may think for long; the caller's budget ends the call.
             async with httpx.AsyncClient(timeout=httpx.Timeout(None, connect=10.0)) as client:
                 answer = await client.post(url, json=body, headers=headers)
         except httpx.HTTPError as error:
@@ -275,13 +272,12 @@ class JudgeClient:
         try:
             content = answer.json()["choices"][0]["message"]["content"]
         except (ValueError, LookupError, TypeError):
-            raise Nonsense("it is no chat completion") from None
+            raise Nonsense("it is not a chat completion") from None
         if not isinstance(content, str):
             raise Nonsense("it has no text")
         return content
 
     def _file(self, messages: list[dict[str, str]]) -> Path | None:
-        """Where the answer to a question is remembered."""
         if self._cache is None:
             return None
         endpoint, options = self._endpoint, self._options
@@ -300,7 +296,7 @@ def _load(file: Path) -> str | None:
 def judge_messages(
     rubric: Mapping[str, Criterion], parts: Iterable[tuple[str, str]], *, mark: str | None = None
 ) -> list[dict[str, str]]:
-    """The request's messages: the rubric, then each part between lines with a mark that it cannot know."""
+    """Return the request's messages: the rubric, then each part between lines with an unguessable mark."""
     mark = mark or secrets.token_hex(8)
     criteria = "\n".join(f"- {name}: {criterion.description}" for name, criterion in rubric.items())
     shown = "\n\n".join(f"[{mark} {title}]\n{text}\n[{mark} end of {title}]" for title, text in parts)
@@ -309,7 +305,7 @@ def judge_messages(
 
 
 def _answer_schema(rubric: Mapping[str, Criterion]) -> dict[str, object]:
-    """What the answer must look like, for endpoints that can constrain it."""
+    """Return the JSON schema of an answer, for endpoints that can enforce it."""
     number = {"type": "number", "minimum": 0, "maximum": 1}
     scores = {"type": "object", "properties": dict.fromkeys(rubric, number), "required": list(rubric)}
     return {
@@ -324,11 +320,11 @@ def _answer_schema(rubric: Mapping[str, Criterion]) -> dict[str, object]:
 
 
 def read_opinion(text: str, rubric: Mapping[str, Criterion]) -> Opinion:
-    """The opinion that an answer states; Nonsense if it states none."""
+    """Parse an answer; raise Nonsense if it is not an opinion."""
     document = _document(text)
     scores = document.get("scores")
     if not isinstance(scores, dict):
-        raise Nonsense("there are no scores in it")
+        raise Nonsense("it has no scores")
     missing = [name for name in rubric if name not in scores]
     if missing:
         raise Nonsense(f"it does not score {', '.join(missing)}")
@@ -347,32 +343,31 @@ def _document(text: str) -> dict[str, object]:
     try:
         document = json.loads(candidate)
     except (ValueError, RecursionError):
-        raise Nonsense(f"it is no JSON: {text[:200]!r}") from None
+        raise Nonsense(f"it is not JSON: {text[:200]!r}") from None
     if not isinstance(document, dict):
-        raise Nonsense("it is no JSON object")
+        raise Nonsense("it is not a JSON object")
     return document
 
 
 def _ends(completions: Iterable[Completion]) -> list[Completion]:
-    """The last completion of every conversation: those that no other continues."""
     known = list(completions)
     continued = {name for completion in known for name in (completion.parent, completion.follows) if name}
     return [completion for completion in known if completion.id not in continued]
 
 
 def transcript(completion: Completion, limit: int) -> str:
-    """A conversation as text, up to its last answer; of a long one the beginning and the end."""
+    """Return a conversation as text up to its last answer; if it is long, its beginning and end."""
     messages = (*completion.messages, completion.response)
-    shown = "\n\n".join(_shown(message) for message in messages if message.role is not Role.SYSTEM)
-    return _middle_cut(shown, limit)
+    shown = "\n\n".join(_message_text(message) for message in messages if message.role is not Role.SYSTEM)
+    return _cut_middle(shown, limit)
 
 
-def _shown(message: Message) -> str:
+def _message_text(message: Message) -> str:
     calls = "".join(f"\n[calls {call.name} with {call.arguments}]" for call in message.tool_calls)
     return f"{message.role}: {message.content}{calls}"
 
 
-def _middle_cut(text: str, limit: int) -> str:
+def _cut_middle(text: str, limit: int) -> str:
     if len(text) <= limit:
         return text
     half = limit // 2

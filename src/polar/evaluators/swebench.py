@@ -25,14 +25,14 @@ from polar.models.session import Verdict
 from polar.models.task import FileContent, WorkspacePath
 
 
-def _listed(value: Any) -> Any:
-    """Datasets hold lists of test ids as lists or as JSON text."""
+def _parse_test_ids(value: Any) -> Any:
+    """Accept test ids as a list or as JSON text, since datasets have both."""
     if not isinstance(value, str):
         return value
     try:
         return json.loads(value) if value.strip() else []
     except ValueError:
-        raise ValueError("must be a list of test ids, or one as JSON text") from None
+        raise ValueError("must be a list of test ids, as a list or as JSON text") from None
 
 
 def _file(value: Any) -> Any:
@@ -45,12 +45,12 @@ def _patch(value: str) -> str:
     return value
 
 
-TestIds = Annotated[tuple[str, ...], BeforeValidator(_listed)]
+TestIds = Annotated[tuple[str, ...], BeforeValidator(_parse_test_ids)]
 Diff = Annotated[str, AfterValidator(_patch)]
 
 
 class SweRow(BaseModel):
-    """What is needed of a row to grade a patch; other columns are ignored."""
+    """The columns of a row that grading a patch needs; others are ignored."""
 
     model_config = {"extra": "ignore", "frozen": True, "populate_by_name": True}
 
@@ -59,9 +59,9 @@ class SweRow(BaseModel):
     repo: str = Field(min_length=1)
     """`owner/name` of the repository."""
     base_commit: str = ""
-    """The commit that the agent begins with."""
+    """The commit that the agent starts from."""
     version: str = ""
-    """Of the repository, by which the official package knows how to run its tests."""
+    """The repository's version, by which the official package knows how to run its tests."""
     test_patch: Diff = ""
     """The hidden tests, as a patch to the base commit."""
     fail_to_pass: TestIds = Field(alias="FAIL_TO_PASS")
@@ -69,17 +69,17 @@ class SweRow(BaseModel):
     pass_to_pass: TestIds = Field(default=(), alias="PASS_TO_PASS")
     """Tests that must still pass."""
     problem_statement: str = ""
-    """The issue that is to be resolved."""
+    """The issue to resolve."""
     patch: Diff = ""
-    """The gold patch; no evaluator reads it."""
+    """The gold patch, which no evaluator reads."""
     files: dict[WorkspacePath, Annotated[FileContent, BeforeValidator(_file)]] = Field(default_factory=dict)
-    """The repository at the base commit, where a row carries it itself; values may be plain text."""
+    """The repository at the base commit, if the row carries it; values may be plain text."""
 
     test_cmd: str | None = None
-    """How to run the tests, for repositories that the official package has no specification of."""
+    """How to run the tests of repositories for which the official package has no specification."""
     log_parser: str | None = None
-    """With `test_cmd` or `eval_script`: a format of ours (`pytest`, `unittest`, …) or the name of an official
-    parser (`parse_log_pytest`, …)."""
+    """The parser for `test_cmd` or `eval_script`: one of our formats (`pytest`, `unittest`, …) or an
+    official parser (`parse_log_pytest`, …)."""
     eval_script: str | None = None
     """The script that runs the tests between the official markers, as newer datasets carry it."""
 
@@ -88,7 +88,7 @@ class SweRow(BaseModel):
         if not self.fail_to_pass:
             raise ValueError("FAIL_TO_PASS: must name at least one test")
         if (self.test_cmd or self.eval_script) and not self.log_parser:
-            raise ValueError("log_parser: is needed with test_cmd and eval_script")
+            raise ValueError("log_parser: is required with test_cmd and eval_script")
         known = {format.value for format in ReportFormat} - {ReportFormat.JUNIT.value}
         parser = self.log_parser
         if parser and parser not in known and not parser.startswith("parse_log_"):
@@ -106,13 +106,13 @@ logger = logging.getLogger(__name__)
 
 OfficialParser = Callable[[str, Any], dict[str, str]]
 ENVIRONMENT = "testbed"
-"""What official images call the repository's directory and the environment it is installed in."""
+"""The name, in official images, of the repository's directory and of its environment."""
 START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
 _SUITE_RAN = re.compile(
     r"\b[1-9]\d* (passing|passed|SUCCESS|specs?)\b|Executed [1-9]\d* of|^# tests [1-9]|^Tests:\s+[1-9]",
     re.MULTILINE,
 )
-"""How runners say that they ran something; where they name failures only, silence may be success or death."""
+"""How runners report that tests ran; those that name only failures are silent on success and on a crash."""
 _OUTCOMES = {
     "PASSED": Outcome.PASSED,
     "XFAIL": Outcome.SKIPPED,
@@ -124,27 +124,27 @@ _OUTCOMES = {
 
 @dataclass(frozen=True, slots=True)
 class Procedure:
-    """How the tests of a row are run and read."""
+    """How the tests of a row are run and their results read."""
 
     script: str
-    """Run by bash in the workspace, after the agent's patch."""
+    """Run by bash in the workspace, after applying the agent's patch."""
     parse: Callable[[str], TestReport]
     applies_test_patch: bool
-    """Whether the script puts the hidden tests in place itself; if not, it ends with their exit code."""
+    """Whether the script applies the hidden tests itself; if not, it exits with their exit code."""
 
 
 class SwebenchEvaluator(WorkspaceEvaluator):
     class Options(PatchOptions):
         row: SweRow
         reward: TestReward = TestReward.ALL_PASS
-        """`all_pass` is what SWE-bench calls resolved."""
+        """How outcomes become a reward; `all_pass` is what SWE-bench calls resolved."""
 
     options: Options
 
     async def grade(self, context: EvaluationContext) -> Verdict:
         row = self.options.row
         procedure = procedure_of(row)
-        # The places of the hidden tests are theirs: what the agent did there does not count.
+        # Paths of hidden tests are reserved: the agent's changes there do not count.
         tests = touched_files(row.test_patch.encode())
         return await grade_patch(
             context,
@@ -166,18 +166,18 @@ class SwebenchEvaluator(WorkspaceEvaluator):
         script = private_directory(fresh) / "eval.sh"
         await place_file(fresh, script, procedure.script.encode(), executable=True)
         limit = options.limit(context)
-        # One stream: the official markers are printed to the one, the tests' results to the other.
+        # Markers go to one stream and results to the other, so both are merged.
         command = f"exec /bin/bash {script} 2>&1"
         result = await run_grader(command, fresh, env={**ANY_PLUGIN, **options.env}, timeout=limit)
         if result.timed_out:
             return out_of_time(options, limit, patched, result)
         exit_code = 0 if procedure.applies_test_patch else result.exit_code
         report = procedure.parse(text_of(result))
-        return patched.explained(grade(report, exit_code, options.row.expected, options.reward), result)
+        return patched.explain(grade(report, exit_code, options.row.expected, options.reward), result)
 
 
 def procedure_of(row: SweRow) -> Procedure:
-    """How to grade a row: as it says itself, else as the official package knows its repository."""
+    """Return how to grade a row: as it says itself, else as the official package specifies."""
     if row.test_cmd:
         assert row.log_parser
         return Procedure(row.test_cmd, _parser(row.log_parser, row), applies_test_patch=False)
@@ -189,18 +189,18 @@ def procedure_of(row: SweRow) -> Procedure:
 
 
 def _official_procedure(row: SweRow) -> Procedure:
-    with _package_is_needed():
+    with _require_package():
         from swebench.harness.constants import FAIL_ONLY_REPOS, MAP_REPO_VERSION_TO_SPECS
         from swebench.harness.log_parsers import MAP_REPO_TO_PARSER
 
-        # Not `make_test_spec`, which also plans the image, and fetches files over the network for that.
+        # `make_test_spec` would also plan the image and download files for it.
         from swebench.harness.test_spec.create_scripts import make_eval_script_list
     versions = MAP_REPO_VERSION_TO_SPECS.get(row.repo)
     if versions is None or row.version not in versions:
         known = f"versions {', '.join(sorted(versions))}" if versions else "no version"
         raise EvaluationFailed(
-            f"the swebench package has no specification of {row.repo} {row.version!r} (it has {known})",
-            hint="give the row test_cmd and log_parser",
+            f"the swebench package has no specification for {row.repo} {row.version!r} (it has {known})",
+            hint="add test_cmd and log_parser to the row",
         )
     script = make_eval_script_list(
         row.model_dump(include={"repo", "version", "test_patch", "instance_id"}),
@@ -215,7 +215,7 @@ def _official_procedure(row: SweRow) -> Procedure:
         report = _report(parser, log, row)
         if not silent_passes or (report.is_empty and not _SUITE_RAN.search(log)):
             return report
-        # Runners of these repositories name failures only.
+        # Runners of these repositories name only failures.
         return make_report([*report.outcomes.items(), *((name, Outcome.PASSED) for name in expected)])
 
     lines = ("#!/bin/bash", "set -uxo pipefail", *script)
@@ -223,7 +223,7 @@ def _official_procedure(row: SweRow) -> Procedure:
 
 
 def _between_markers(parse: Callable[[str], TestReport]) -> Callable[[str], TestReport]:
-    """A parser of the part of a log that the tests wrote; without the markers they never ran."""
+    """Restrict a parser to the output between the markers; without them, the tests never ran."""
 
     def parse_part(log: str) -> TestReport:
         _, start, rest = log.partition(START)
@@ -236,7 +236,7 @@ def _between_markers(parse: Callable[[str], TestReport]) -> Callable[[str], Test
 def _parser(name: str, row: SweRow) -> Callable[[str], TestReport]:
     if name in {format.value for format in ReportFormat}:
         return partial(parse_report, ReportFormat(name))
-    with _package_is_needed():
+    with _require_package():
         from swebench.harness import log_parsers
     for language in _LANGUAGES:
         if official := getattr(getattr(log_parsers, language, None), name, None):
@@ -245,23 +245,23 @@ def _parser(name: str, row: SweRow) -> Callable[[str], TestReport]:
 
 
 def _report(parser: OfficialParser, log: str, row: SweRow) -> TestReport:
-    """What an official parser makes of a log; a log that it stumbles over is one it makes nothing of."""
+    """Apply an official parser to a log; a log on which it fails counts as empty."""
     try:
-        # The row stands for the specification, of which parsers only read the instance's id.
+        # Parsers read only the instance id of the specification, which the row has too.
         statuses = parser(log, row)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        logger.warning("%s: the official parser stumbled over the tests' output: %r", row.instance_id, error)
+        logger.warning("%s: the official parser failed on the tests' output: %r", row.instance_id, error)
         return TestReport()
     return make_report((name, _OUTCOMES.get(status, Outcome.ERROR)) for name, status in statuses.items())
 
 
 @contextmanager
-def _package_is_needed() -> Iterator[None]:
+def _require_package() -> Iterator[None]:
     try:
         yield
     except ImportError as error:
         raise NotInstalled(
-            f"the evaluator swebench needs the package swebench: {error}",
+            f"the swebench evaluator requires the swebench package: {error}",
             hint="pip install 'polar-rl[swebench]'",
         ) from None
 

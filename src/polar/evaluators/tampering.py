@@ -1,7 +1,7 @@
-"""What an agent left in a workspace to make a runner lie: found, undone and reported.
+"""Files in a workspace that would make a test runner lie: found, undone and reported.
 
-Tests import the code under test, so a program that is bent on it can always lie to its runner. What
-can be kept out is everything that changes the runner from outside that code.
+Tests import the code under test, so a determined program can always lie to its runner. What can be kept out
+is everything that changes the runner from outside that code.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ STEERING = (
     *(".cargo/*", "rust-toolchain", "rust-toolchain.toml", "build.rs", "go.work"),
     *(".mvn/*", "junit-platform.properties", ".rspec", "phpunit.xml", "phpunit.xml.dist"),
 )
-"""Names of files, in whatever case, that a runner obeys wherever they are; honest work rarely has any."""
+"""Names, in any case, of files that a runner obeys wherever they are; honest work rarely has any."""
 MAKEFILES = ("makefile", "gnumakefile")
-"""These steer where the task has one itself; else they are work like any other file."""
+"""Makefiles steer only if the task itself has one; otherwise they are ordinary files."""
 SETTINGS = (
     *("pyproject.toml", "setup.cfg", "tox.ini", "package.json", "cargo.toml"),
     *("*.dist-info/entry_points.txt", "*.egg-info/entry_points.txt"),
     *("tests/*__init__.*", "test/*__init__.*"),
 )
-"""Files that honest work changes too; only what they tell a runner counts: of a package's own file among
-the tests, which is imported before them, all but being there."""
+"""Files that honest work changes too. Only their runner settings count; for a package's `__init__` among
+the tests, which is imported first, everything but its existence counts."""
 INSTALLED = ("node_modules", ".venv", "venv", ".tox", ".nox", "__pycache__", ".pytest_cache")
-"""Directories of what was installed or cached: those of the task's sandbox are used, never the agent's."""
+"""Directories of installed or cached files: those of the task's sandbox are used, never the agent's."""
 GUARDED = (*STEERING, *MAKEFILES, *SETTINGS)
 
 RUNNERS = frozenset(
     {"pytest", "_pytest", "pluggy", "iniconfig", "packaging", "xdist", "py", "nose2", "hypothesis"}
 )
 SHADOWING = (frozenset(sys.stdlib_module_names) | RUNNERS | {"__init__"}) - {"test", "this", "antigravity"}
-"""Modules that a file of the same name at the top of the workspace would stand in for; `__init__` makes
-the workspace itself a package, which pytest imports before the tests in it."""
+"""Modules that a file of the same name at the top of the workspace would replace. `__init__` turns the
+workspace into a package, which pytest imports before its tests."""
 _MODULE_SUFFIXES = ("", ".py", ".pyc", ".so")
 _PYTHON_TOOLS = ("pytest", "coverage", "tox", "hatch", "pdm", "poe", "taskipy")
 _INI_SECTIONS = ("pytest", "tool:pytest", "tox", "testenv", "coverage:", "unittest", "nose")
@@ -65,7 +65,7 @@ _STEERING_CRATE = ("autotests", "build", "links", "workspace")
 
 
 def shadows(name: str) -> bool:
-    """Whether something of this name at the top of the workspace stands in for a module of the runner's."""
+    """Whether something of this name at the top of the workspace replaces a module of the runner."""
     stem, dot, rest = name.partition(".")
     return stem in SHADOWING and f"{dot}{rest.rpartition('.')[2]}" in _MODULE_SUFFIXES
 
@@ -75,9 +75,9 @@ def is_makefile(path: str) -> bool:
 
 
 def is_named_by(path: str, patterns: Iterable[str]) -> bool:
-    """Whether a pattern matches a path and ends in its very name, so that whoever wrote it had it in mind."""
+    """Whether a pattern matches a path and ends in its exact name, so that its author meant that file."""
     name = PurePosixPath(path).name
-    # In a pattern `*` also stands for `/`, as in find.
+    # As in find, `*` in a pattern also matches `/`.
     return any(
         PurePosixPath(pattern).name == name and fnmatchcase(path, pattern.removeprefix("./"))
         for pattern in patterns
@@ -85,11 +85,11 @@ def is_named_by(path: str, patterns: Iterable[str]) -> bool:
 
 
 def find_expression(patterns: Sequence[str]) -> list[str]:
-    """The words for `find` by which it prints what is guarded, and what the patterns match."""
+    """Return the `find` arguments that print guarded files and those that the patterns match."""
     tests: list[tuple[str, ...]] = [
         ("-ipath", f"*/{name}") if "/" in name else ("-iname", name) for name in GUARDED
     ]
-    # A link that is called as a guarded file's directory leads to another of any name.
+    # A link named like a guarded file's directory may point to a directory of any name.
     parents = {name.rpartition("/")[0] for name in GUARDED if "/" in name}
     tests += [("-type", "l", "-iname", parent) for parent in sorted(parents)]
     tests += [("-path", f"./{pattern.removeprefix('./')}") for pattern in patterns]
@@ -97,7 +97,7 @@ def find_expression(patterns: Sequence[str]) -> list[str]:
 
 
 def rivals(paths: Iterable[str]) -> Iterator[str]:
-    """Patterns of the places of hidden files, and of what a runner might take in their stead."""
+    """Yield patterns of hidden files' paths, and of what a runner might load in their place."""
     for path in paths:
         yield literal(path)
         pure = PurePosixPath(path)
@@ -109,12 +109,12 @@ def rivals(paths: Iterable[str]) -> Iterator[str]:
 
 
 def literal(path: str) -> str:
-    """A pattern that only this path matches."""
+    """Return a pattern that matches only this path."""
     return re.sub(r"([*?\[])", r"[\1]", path)
 
 
 def essence(path: str, content: bytes | None) -> object:
-    """What of a file a runner obeys: its settings in a file that has others too, else all of it."""
+    """Return the part of a file that a runner obeys: its runner settings, or all of it."""
     if content is None or not is_settings(path):
         return content
     try:
@@ -145,16 +145,16 @@ def _crate(text: str) -> object:
 
 
 def _ini(text: str) -> object:
-    parser = _parsed(text)
+    parser = _parse_ini(text)
     return {name: dict(parser[name]) for name in parser.sections() if name.startswith(_INI_SECTIONS)}
 
 
 def _entry_points(text: str) -> object:
-    parser = _parsed(text)
+    parser = _parse_ini(text)
     return {name: dict(parser[name]) for name in parser.sections() if not name.endswith("_scripts")}
 
 
-def _parsed(text: str) -> configparser.RawConfigParser:
+def _parse_ini(text: str) -> configparser.RawConfigParser:
     parser = configparser.RawConfigParser(strict=False)
     parser.read_string(text)
     return parser
@@ -177,20 +177,20 @@ MAX_FILE_BYTES = 4 * 1024 * 1024
 
 
 class TamperPolicy(StrEnum):
-    """What follows from tampering; it is reported in any case."""
+    """How to react to tampering, which is always reported."""
 
     REPORT = "report"
     NEUTRALISE = "neutralise"
-    """Files are put back as the task had them, added ones are removed, then the tests run."""
+    """Changed files are restored, added ones removed, then the tests run."""
     ZERO = "zero"
     """The reward is 0."""
 
 
 class Tampered(UngradableWorkspace):
-    """The agent left what steers its grading, and the task says that this is worth nothing."""
+    """The agent left files that steer its grading, and the task's policy gives that no reward."""
 
     def __init__(self, findings: Sequence[TamperingFound]) -> None:
-        super().__init__("the agent tampered with what decides about its reward")
+        super().__init__("the agent tampered with files that decide its reward")
         self.findings = tuple(findings)
 
 
@@ -211,30 +211,28 @@ class TamperingFound:
 
 
 def tampering_remarks(findings: Sequence[TamperingFound]) -> list[str]:
-    """What to tell a person of it, a line each."""
     shown = [f"tampering: {finding}" for finding in findings[:SHOWN_FINDINGS]]
     more = len(findings) - len(shown)
     return [*shown, f"tampering: {more} more"] if more else shown
 
 
 Inventory = Mapping[str, bytes | None]
-"""Guarded paths of a workspace → their content; None for a directory, a link or anything else."""
+"""The content of guarded paths of a workspace; None for a directory, a link or anything else."""
 
 END = "end of the list"
 
 
 async def take_inventory(sandbox: Sandbox, protect: Sequence[str], *, timeout: float) -> Inventory:
-    """Every path of the workspace that guards look at."""
     words = (" -o ".join(f"-name {name}" for name in INSTALLED), *find_expression(protect))
     result = await run_script(sandbox, "inventory", *words, timeout=timeout, must_succeed=True)
     listing = result.stdout.read().decode(errors="surrogateescape")
     if not listing.endswith(f"\0{END}"):
-        raise UngradableWorkspace("the agent left more files than can be looked at")
+        raise UngradableWorkspace("the agent left too many files to check")
     top, _, rest = f"\0{listing.removesuffix(END)}".partition("\0\0")
     found: dict[str, bytes | None] = {name: None for name in _paths(top) if shadows(name)}
     paths = _paths(rest)
     if len(paths) > MAX_FILES:
-        raise UngradableWorkspace(f"more than {MAX_FILES} files that guards must look at")
+        raise UngradableWorkspace(f"the workspace has more than {MAX_FILES} guarded files")
     for path in paths:
         found[path] = await _content(sandbox, path)
     return found
@@ -254,7 +252,7 @@ async def _content(sandbox: Sandbox, path: str) -> bytes | None:
 
 
 def compare(before: Inventory, after: Inventory, allow: Sequence[str] = ()) -> tuple[TamperingFound, ...]:
-    """What is different and was not allowed by name, in the order of the paths."""
+    """Return the changes that were not explicitly allowed, sorted by path."""
     changes = ((path, _change(path, before, after)) for path in sorted(before.keys() | after.keys()))
     return tuple(
         TamperingFound(path, change) for path, change in changes if change and not is_named_by(path, allow)
@@ -270,7 +268,7 @@ def _change(path: str, before: Inventory, after: Inventory) -> Change | None:
 
 
 def _is_harmless(path: str, before: Inventory, content: bytes | None) -> bool:
-    """A file that tells a runner nothing, or the rules of a task that has none of its own."""
+    """Whether an added file tells a runner nothing, or is a makefile in a task without one."""
     if is_makefile(path):
         return not any(map(is_makefile, before))
     return is_settings(path) and essence(path, content) == essence(path, b"")
@@ -279,12 +277,12 @@ def _is_harmless(path: str, before: Inventory, content: bytes | None) -> bool:
 async def undo(
     sandbox: Sandbox, findings: Sequence[TamperingFound], before: Inventory, *, timeout: float
 ) -> None:
-    """Put back what was changed or removed, and remove what was added."""
+    """Restore what was changed or removed, and remove what was added."""
     paths = b"".join(os.fsencode(f"./{finding.path}") + b"\0" for finding in findings)
     now = str(private_directory(sandbox))
     result = await run_script(sandbox, "undo", now, timeout=timeout, stdin=paths)
     if result.exit_code != 0:
-        raise UngradableWorkspace("what the agent added for test runners cannot be removed")
+        raise UngradableWorkspace("files that the agent added for test runners cannot be removed")
     for finding in findings:
         content = before.get(finding.path)
         if content is not None:

@@ -1,4 +1,4 @@
-"""What a test runner printed → which tests passed, for each format that runners report in."""
+"""Parses the output of test runners, in each of their report formats, into the outcomes of tests."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ class Outcome(StrEnum):
 
     PASSED = "passed"
     SKIPPED = "skipped"
-    """Also a test that was expected to fail and did: code under test can call any failure an expected one,
-    so it is no success."""
+    """Includes expected failures, since code under test can declare any failure expected."""
     FAILED = "failed"
-    """Also a test that was expected to fail and did not."""
+    """Includes tests that passed although they were expected to fail."""
     ERROR = "error"
-    """The test could not be run: its set-up failed, its file does not load, its package does not build."""
+    """The test could not run: its set-up failed, or its file or package does not load or build."""
 
     @property
     def is_bad(self) -> bool:
@@ -33,22 +32,22 @@ Results = Iterator[tuple[str, Outcome]]
 
 @dataclass(frozen=True, slots=True)
 class TestCounts:
-    """What the runner's own summary says."""
+    """The runner's own summary."""
 
     passed: int = 0
     failed: int = 0
-    """Errors included."""
+    """The number of failures and errors."""
     skipped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class TestReport:
-    """The tests a report names, and how many there were of each kind."""
+    """The tests that a report names, and the number of each outcome."""
 
     outcomes: Mapping[str, Outcome] = field(default_factory=dict)
-    """By the test's id. A test that is reported twice has the worse outcome."""
+    """Outcomes by test id. A test reported twice has the worse outcome."""
     counts: TestCounts = TestCounts()
-    """At least those of `outcomes`; more where the runner only counts the tests that passed."""
+    """At least the counts of `outcomes`; higher if the runner only counts passed tests."""
 
     __test__ = False
 
@@ -62,8 +61,8 @@ class TestReport:
 
 
 def make_report(results: Iterable[tuple[str, Outcome]], summaries: Iterable[TestCounts] = ()) -> TestReport:
-    """The report of these results. Code under test may print results and summaries of its own: of
-    contradictions the worse is believed."""
+    """Build a report; code under test may print results too, so the worse of two contradictory ones
+    counts."""
     outcomes: dict[str, Outcome] = {}
     for name, outcome in results:
         known = outcomes.get(name)
@@ -79,11 +78,11 @@ def make_report(results: Iterable[tuple[str, Outcome]], summaries: Iterable[Test
 
 
 _NUMBER = r"[0-9]{1,9}"
-"""A count: no runner counts further, and Python reads no int of thousands of digits."""
+"""A count: runners print no longer ones, and Python refuses to parse thousands of digits."""
 
 
 def _tally(found: Iterable[tuple[str, str]], *kinds: tuple[str, ...]) -> TestCounts:
-    """Sum up (number, kind): what passed, failed and was skipped, by the kinds that a runner knows."""
+    """Sum up (number, kind) pairs as passed, failed and skipped, given the runner's names for each."""
     counted = {kind: int(number) for number, kind in found}
     return TestCounts(*(sum(counted.get(kind, 0) for kind in names) for names in kinds))
 
@@ -108,19 +107,19 @@ _PYTEST_COUNT = re.compile(rf"({_NUMBER}) ([a-z]+)")
 
 
 def _pytest_results(lines: list[str]) -> Results:
-    """`-rA` summary lines and `-v` progress lines."""
+    """Read `-rA` summary lines and `-v` progress lines."""
     for line in lines:
         if progress := _pytest_progress(line):
             yield progress
         elif match := _PYTEST_SUMMARY.fullmatch(line):
             name = _pytest_id(match[2])
-            # "SKIPPED [2] file:3: why" names no test, and log records begin with the same words.
+            # "SKIPPED [2] file:3: why" names no test, and log lines may begin with the same words.
             if "::" in name or (match[1] == "ERROR" and name.endswith(".py")):
                 yield name, _PYTEST_OUTCOMES[match[1]]
 
 
 def _pytest_progress(line: str) -> tuple[str, Outcome] | None:
-    """`id OUTCOME`, then perhaps `(reason)` and `[ 50%]`; looked at once, however long it is."""
+    """Parse `id OUTCOME` with optional `(reason)` and `[ 50%]`, in time linear in the line."""
     file = _PYTEST_FILE.match(line)
     if file is None:
         return None
@@ -135,7 +134,7 @@ def _pytest_progress(line: str) -> tuple[str, Outcome] | None:
 
 
 def _pytest_id(text: str) -> str:
-    """The id in `id - reason`; the parameters of an id may hold the separator themselves."""
+    """Return the id in `id - reason`; the parameters of an id may contain the separator."""
     head, separator, _ = text.partition(" - ")
     if not separator or head.count("[") <= head.count("]"):
         return head.strip()
@@ -167,7 +166,7 @@ _UNITTEST_RESULT = re.compile(r"(?:OK|FAILED|NO TESTS RAN)(?: \((.*)\))?")
 
 
 def _unittest_results(lines: list[str]) -> Results:
-    """Verbose lines are `name (where) ... ok`; a docstring or something printed may stand between."""
+    """Read verbose lines, `name (where) ... ok`; a docstring or printed output may be in between."""
     pending: str | None = None
     for line in lines:
         if match := _UNITTEST_HEADING.fullmatch(line):
@@ -187,7 +186,7 @@ def _unittest_results(lines: list[str]) -> Results:
 
 
 def _unittest_id(test: re.Match[str]) -> str:
-    """`module.Class.method`: since Python 3.11 the parentheses hold it all, before they lacked the method."""
+    """Return `module.Class.method`; before Python 3.11 the parentheses lacked the method."""
     method, where = test[1], test[2]
     return where if where.endswith(f".{method}") else f"{where}.{method}"
 
@@ -213,7 +212,7 @@ _GO_BROKEN = re.compile(r"FAIL\s+(\S+) \[(build|setup) failed\]")
 
 
 def _go_results(lines: list[str]) -> Results:
-    """Both kinds of lines count: code under test may print some of either."""
+    """Read both JSON events and text: code under test may print either."""
     yield from _go_from_events([event for line in lines if (event := _go_event(line))])
     yield from _go_from_text(lines)
 
@@ -244,7 +243,7 @@ def _go_from_events(events: list[dict[str, str]]) -> Results:
 
 
 def _go_from_text(lines: list[str]) -> Results:
-    """A package is named after its tests."""
+    """Read text output, in which a package is named after its tests."""
     waiting: list[tuple[str, Outcome]] = []
     for line in lines:
         if match := _GO_TEST.fullmatch(line):
@@ -274,7 +273,7 @@ _JEST_BROKEN = re.compile(r"\s*● Test suite failed to run")
 
 
 def _jest_results(lines: list[str]) -> Results:
-    """Tests stand below their file and indented below what describes them; details come after them."""
+    """Read tests listed below their file and indented below their description; details follow."""
     file: str | None = None
     blocks: list[tuple[int, str]] = []
     for line in lines:
@@ -307,7 +306,7 @@ _CARGO_BROKEN = re.compile(r"error: could not compile `(.+?)`.*")
 
 
 def _cargo_results(lines: list[str]) -> Results:
-    """A test that prints without being captured has its outcome on a later line."""
+    """Read results; a test that prints without being captured has its outcome on a later line."""
     pending: str | None = None
     for line in lines:
         if match := _CARGO_BROKEN.fullmatch(line):
@@ -325,8 +324,8 @@ _JUNIT_OUTCOMES = {"failure": Outcome.FAILED, "error": Outcome.ERROR, "skipped":
 
 
 def _junit_results(text: str) -> Results:
-    """JUnit XML: `testsuites`, `testsuite`, `testcase` in any depth."""
-    # Entities are nothing a test report needs, and the way to make a parser work for ever.
+    """Read JUnit XML: `testsuites`, `testsuite` and `testcase` at any depth."""
+    # Test reports need no entities, which could make the parser run forever.
     if "<!DOCTYPE" in text or "<!ENTITY" in text:
         return
     try:
@@ -340,12 +339,12 @@ def _junit_results(text: str) -> Results:
 
 
 class ReportFormat(StrEnum):
-    """Whose words a test report is in."""
+    """The format of a test report."""
 
     PYTEST = "pytest"
-    """`pytest -rA` or `-v` names every test; without them only failures have names, the rest is counted."""
+    """`pytest -rA` or `-v` names every test; without them only failures are named and the rest counted."""
     UNITTEST = "unittest"
-    """`python -m unittest -v` names every test; without `-v` only failures have names."""
+    """`python -m unittest -v` names every test; without `-v` only failures are named."""
     GO = "go"
     """`go test -v` or `go test -json`."""
     JEST = "jest"
@@ -353,7 +352,7 @@ class ReportFormat(StrEnum):
     CARGO = "cargo"
     """`cargo test`."""
     JUNIT = "junit"
-    """A JUnit XML file, as most runners of most languages can write."""
+    """A JUnit XML file, which most runners of most languages can write."""
 
 
 def _no_summaries(_lines: list[str]) -> Iterator[TestCounts]:
@@ -373,7 +372,7 @@ _READERS: dict[
 
 
 def parse_report(format: ReportFormat, text: str) -> TestReport:
-    """What a text reports; what is not understood is left out, and nothing is ever raised."""
+    """Parse a report, ignoring what is not understood; never raises."""
     if format is ReportFormat.JUNIT:
         return make_report(_junit_results(text))
     lines = _ANSI.sub("", text).replace("\r\n", "\n").replace("\r", "\n").split("\n")

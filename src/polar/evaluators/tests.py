@@ -1,4 +1,4 @@
-"""Scores a session by running tests that the agent never saw, and reading which of them passed."""
+"""Scores a session by running tests that the agent never saw."""
 
 from __future__ import annotations
 
@@ -19,43 +19,49 @@ from polar.evaluators.inside import (
 )
 from polar.evaluators.tampering import rivals
 from polar.evaluators.test_reports import Outcome, ReportFormat, TestReport, parse_report
-from polar.evaluators.workspace import GradedWorkspace, Guarded, Placed, WorkspaceEvaluator, graded_workspace
+from polar.evaluators.workspace import (
+    GradedWorkspace,
+    GradingOptions,
+    SandboxOptions,
+    WorkspaceEvaluator,
+    graded_workspace,
+)
 from polar.models.component import Frozen
 from polar.models.session import Verdict
 from polar.models.task import FileContent, WorkspacePath
 from polar.runtimes.base import ExecResult, Sandbox, SandboxError
 
 NAMED_FAILURES = 20
-"""How many tests that did not pass a report names."""
+"""Maximum number of failed tests that a report names."""
 
 
 class TestReward(StrEnum):
-    """How outcomes become one number."""
+    """How test outcomes become a reward."""
 
     __test__ = False
 
     ALL_PASS = "all_pass"
-    """1.0 if every test that counts passed, else 0.0."""
+    """1.0 if every relevant test passed, else 0.0."""
     FRACTION = "fraction"
-    """The share of the tests that count which passed."""
+    """The fraction of relevant tests that passed."""
 
 
 class Expected(Frozen):
     """The tests that count, by the ids that the report gives them."""
 
     fail_to_pass: tuple[str, ...] = ()
-    """What the change must bring about."""
+    """Tests that the change must make pass."""
     pass_to_pass: tuple[str, ...] = ()
-    """What it must not break; being skipped is no harm to these."""
+    """Tests that the change must not break; skipping them is no failure."""
 
     def __bool__(self) -> bool:
         return bool(self.fail_to_pass or self.pass_to_pass)
 
 
 def grade(report: TestReport, exit_code: int, expected: Expected | None, reward: TestReward) -> Verdict:
-    """Score a run of tests. A runner that fails without naming a failure is not believed."""
+    """Score a test run. A runner that fails without naming a failure is not trusted."""
     if report.is_empty:
-        return Verdict(reward=0.0, report="no test result was recognised in the output")
+        return Verdict(reward=0.0, report="the output contains no recognisable test results")
     if exit_code != 0 and not report.has_failures:
         remark = f"the report shows no failure but the runner ended with exit code {exit_code}"
         return Verdict(reward=0.0, components=_counts(report), report=remark)
@@ -66,7 +72,7 @@ def grade(report: TestReport, exit_code: int, expected: Expected | None, reward:
     is_clean = counts.passed > 0 and counts.failed == 0 and exit_code == 0
     share = counts.passed / max(1, counts.passed + counts.failed)
     value = share if reward is TestReward.FRACTION else float(is_clean)
-    return Verdict(reward=value, components=_counts(report), report="\n".join(_named("did not pass", bad)))
+    return Verdict(reward=value, components=_counts(report), report="\n".join(_failures("did not pass", bad)))
 
 
 def _grade_expected(report: TestReport, expected: Expected, reward: TestReward) -> Verdict:
@@ -79,12 +85,12 @@ def _grade_expected(report: TestReport, expected: Expected, reward: TestReward) 
         components["fail_to_pass"] = len(fixed[0]) / len(expected.fail_to_pass)
     if expected.pass_to_pass:
         components["pass_to_pass"] = len(kept[0]) / len(expected.pass_to_pass)
-    remarks = [*_named("should pass now, but does not", fixed[1]), *_named("no longer passes", kept[1])]
+    remarks = [*_failures("should pass now, but does not", fixed[1]), *_failures("no longer passes", kept[1])]
     return Verdict(reward=value, components=components, report="\n".join(remarks))
 
 
 def _split(report: TestReport, names: Iterable[str], good: set[Outcome]) -> tuple[list[str], list[str]]:
-    """Those with a good outcome, and the others; a test that is not in the report is among these."""
+    """Separate tests with a good outcome from the others, which include those missing from the report."""
     parts: tuple[list[str], list[str]] = ([], [])
     for name in names:
         parts[_outcome(report, name) not in good].append(name)
@@ -92,7 +98,7 @@ def _split(report: TestReport, names: Iterable[str], good: set[Outcome]) -> tupl
 
 
 def _outcome(report: TestReport, name: str) -> Outcome | None:
-    """Published lists hold ids that are cut off inside their parameters; those stand for all they begin."""
+    """Look up a test; published ids may be cut off inside their parameters, and then match by prefix."""
     if name in report.outcomes or name.count("[") <= name.count("]"):
         return report.outcomes.get(name)
     matches = {outcome for test, outcome in report.outcomes.items() if test.startswith(name)}
@@ -108,46 +114,45 @@ def _counts(report: TestReport) -> dict[str, float]:
     }
 
 
-def _named(what: str, names: list[str]) -> list[str]:
+def _failures(what: str, names: list[str]) -> list[str]:
     shown = [f"{what}: {name}" for name in names[:NAMED_FAILURES]]
     return [*shown, f"and {len(names) - NAMED_FAILURES} more"] if len(names) > NAMED_FAILURES else shown
 
 
 REPORT_FILE_BYTES = 16 * 1024 * 1024
 NOT_RUNNABLE = (126, 127)
-"""What a shell ends with that cannot run its command."""
+"""Exit codes of a shell that cannot run its command."""
 
 
-class TestPlan(Guarded):
+class TestPlan(GradingOptions):
     """The options that `tests` and `diff` share."""
 
     __test__ = False
 
     command: str | list[str] = Field(min_length=1)
-    """A string is run by `/bin/sh -c`, a list as it is; in the workspace."""
+    """The command, run in the workspace; a string with `/bin/sh -c`, a list directly."""
     format: ReportFormat
     report: WorkspacePath | None = None
-    """The file the command writes its report to; None: what it prints. Required for `junit`."""
+    """The file that the command writes its report to; if unset, its output. Required for `junit`."""
     files: dict[WorkspacePath, FileContent] = Field(default_factory=dict)
-    """Hidden tests: put in place only now, over whatever the agent left there."""
+    """Hidden tests, added after the agent has ended, over whatever it left there."""
     expected: Expected | None = None
-    """The tests that count; None: all there are."""
+    """The tests that count; all if unset."""
     reward: TestReward = TestReward.ALL_PASS
 
     @property
-    def guarded(self) -> tuple[str, ...]:
-        """Patterns of the files whose change is tampering besides `protect`: the hidden tests' places."""
+    def guards(self) -> tuple[str, ...]:
+        """Patterns whose change is tampering in addition to `protect`: the paths of hidden tests."""
         return tuple(rivals(self.files))
 
     @model_validator(mode="after")
     def _has_report(self) -> TestPlan:
         if self.format is ReportFormat.JUNIT and self.report is None:
-            raise ValueError("format 'junit' needs 'report', the path of the XML file")
+            raise ValueError("format 'junit' requires 'report', the path of the XML file")
         return self
 
 
 async def run_plan(plan: TestPlan, context: EvaluationContext, work: GradedWorkspace) -> Verdict:
-    """Put the hidden tests in place, run them and grade what they report."""
     sandbox = work.sandbox
     await place(sandbox, plan.files)
     await _clear_report(plan, sandbox, timeout=context.seconds_left)
@@ -159,18 +164,18 @@ async def run_plan(plan: TestPlan, context: EvaluationContext, work: GradedWorks
     if result.exit_code in NOT_RUNNABLE and report.is_empty:
         raise NoVerdict(
             f"the test command cannot be run in this sandbox: {report_of(result)[-2000:]}",
-            hint="is its program installed there?",
+            hint="check that its program is installed in the sandbox",
         )
-    return work.explained(grade(report, result.exit_code, plan.expected, plan.reward), result)
+    return work.explain(grade(report, result.exit_code, plan.expected, plan.reward), result)
 
 
 async def _clear_report(plan: TestPlan, sandbox: Sandbox, *, timeout: float) -> None:
-    """Only what the tests themselves write is a report of them, not what lies in its place before."""
+    """Remove any file at the report's path, so that only the tests themselves can write it."""
     if plan.report is None:
         return
     result = await run_script(sandbox, "clear", f"./{plan.report}", timeout=timeout)
     if result.exit_code != 0:
-        raise UngradableWorkspace(f"what lies in the place of the report {plan.report} cannot be removed")
+        raise UngradableWorkspace(f"the old report {plan.report} cannot be removed")
 
 
 async def _report(plan: TestPlan, sandbox: Sandbox, result: ExecResult) -> TestReport:
@@ -184,19 +189,19 @@ async def _report(plan: TestPlan, sandbox: Sandbox, result: ExecResult) -> TestR
     return parse_report(plan.format, data.decode(errors="replace"))
 
 
-def out_of_time(options: Guarded, limit: float, work: GradedWorkspace, result: ExecResult) -> Verdict:
-    verdict = Verdict(reward=options.lowest_reward, report=f"the tests did not end within {limit:g} s")
-    return work.explained(verdict, result)
+def out_of_time(options: GradingOptions, limit: float, work: GradedWorkspace, result: ExecResult) -> Verdict:
+    verdict = Verdict(reward=options.lowest_reward, report=f"the tests timed out after {limit:g} s")
+    return work.explain(verdict, result)
 
 
 class TestsEvaluator(WorkspaceEvaluator):
     __test__ = False
 
-    class Options(TestPlan, Placed):
+    class Options(TestPlan, SandboxOptions):
         pass
 
     options: Options
 
     async def grade(self, context: EvaluationContext) -> Verdict:
-        async with graded_workspace(context, self.options, self.options.guarded) as prepared:
+        async with graded_workspace(context, self.options, self.options.guards) as prepared:
             return await run_plan(self.options, context, prepared)

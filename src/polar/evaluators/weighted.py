@@ -1,4 +1,4 @@
-"""Several evaluators as one: the weighted sum of their rewards."""
+"""Several evaluators combined into one: the weighted sum of their rewards."""
 
 from __future__ import annotations
 
@@ -6,40 +6,42 @@ from pydantic import Field, field_validator
 
 from polar.config import plugins
 from polar.evaluators.base import EvaluationContext, Evaluator
-from polar.evaluators.inside import cut
+from polar.evaluators.inside import truncate
 from polar.models.component import Component
 from polar.models.session import Verdict
 
 
-class Part(Component):
-    """One evaluator of a sum."""
+class WeightedPart(Component):
+    """One evaluator of the sum."""
 
     weight: float = Field(default=1.0, allow_inf_nan=False)
-    """What its reward is multiplied with; negative for a penalty."""
+    """Factor of its reward; negative for a penalty."""
     label: str | None = Field(default=None, pattern=r"^[a-z][a-z0-9_]{0,63}$")
-    """What its component is called; None: its name."""
+    """The name of its component; the evaluator's name if unset."""
     gate: bool = False
-    """If its reward is 0 or less, the sum is 0 and what comes after it is not asked."""
+    """If its reward is 0 or less, the sum is 0 and later evaluators are not run."""
 
     @property
-    def shown(self) -> str:
+    def component_name(self) -> str:
         return self.label or self.name
 
 
 class WeightedEvaluator(Evaluator):
-    """Asks its parts in order. A part that fails fails the whole: half a reward is a wrong one."""
+    """Runs its parts in order. If one fails, the whole evaluation fails: half a reward is a wrong one."""
 
     class Options(Evaluator.Options):
-        evaluators: tuple[Part, ...] = Field(min_length=1, max_length=32)
+        evaluators: tuple[WeightedPart, ...] = Field(min_length=1, max_length=32)
 
         @field_validator("evaluators")
         @classmethod
-        def _known(cls, parts: tuple[Part, ...]) -> tuple[Part, ...]:
-            labels = [part.shown for part in parts]
+        def _check_parts(cls, parts: tuple[WeightedPart, ...]) -> tuple[WeightedPart, ...]:
+            labels = [part.component_name for part in parts]
             for index, part in enumerate(parts):
-                if labels.index(part.shown) != index:
-                    raise ValueError(f"{index}.label: {part.shown!r} is taken; give each part its own label")
-                # Raises InvalidInput, which names the field within the part and passes pydantic by.
+                if labels.index(part.component_name) != index:
+                    raise ValueError(
+                        f"{index}.label: {part.component_name!r} is already used; choose another"
+                    )
+                # Raises InvalidInput, which names the field within the part and is not caught by pydantic.
                 plugins.options("evaluators", f"evaluator.options.evaluators.{index}", part)
             return parts
 
@@ -58,7 +60,7 @@ class WeightedEvaluator(Evaluator):
 
     @property
     def lowest_reward(self) -> float:
-        """What the parts can come to: those that are penalties to 1, all others to their lowest."""
+        """The lowest possible sum: penalties at 1, all other parts at their lowest."""
         parts = zip(self.options.evaluators, self._parts, strict=True)
         total = sum(part.weight * (1.0 if part.weight < 0 else one.lowest_reward) for part, one in parts)
         return min(total, super().lowest_reward)
@@ -70,13 +72,15 @@ class WeightedEvaluator(Evaluator):
         for part, evaluator in zip(self.options.evaluators, self._parts, strict=True):
             verdict = await evaluator.score(context)
             total += part.weight * verdict.reward
-            components[part.shown] = verdict.reward
-            components |= {f"{part.shown}.{name}": value for name, value in verdict.components.items()}
-            reports.append(f"{part.shown}: {verdict.reward:g} × {part.weight:g}\n{verdict.report}")
+            components[part.component_name] = verdict.reward
+            components |= {
+                f"{part.component_name}.{name}": value for name, value in verdict.components.items()
+            }
+            reports.append(f"{part.component_name}: {verdict.reward:g} × {part.weight:g}\n{verdict.report}")
             if part.gate and verdict.reward <= 0:
                 closed = True
-                reports.append(f"{part.shown} is a gate and closed: what comes after it was not asked")
+                reports.append(f"{part.component_name} is a closed gate: later evaluators were not run")
                 break
         return Verdict(
-            reward=0.0 if closed else total, components=components, report=cut("\n\n".join(reports))
+            reward=0.0 if closed else total, components=components, report=truncate("\n\n".join(reports))
         )

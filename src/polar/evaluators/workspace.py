@@ -1,4 +1,4 @@
-"""Where the agent's work is graded, what of it gets there, and what becomes of what steers the grading."""
+"""Where the agent's work is graded, which part of it gets there, and how tampering is handled."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from polar.evaluators.base import EvaluationContext, EvaluationFailed, Evaluator
 from polar.evaluators.inside import (
     SHARE_OF_TIME,
     UngradableWorkspace,
-    cut,
     place_file,
     private_directory,
     report_of,
     run_script,
+    truncate,
 )
 from polar.evaluators.tampering import (
     INSTALLED,
@@ -42,60 +42,59 @@ class Place(StrEnum):
     """Where an evaluator's commands run."""
 
     FRESH = "fresh"
-    """In a sandbox as the agent found its own, into which only its work is carried."""
+    """A sandbox in the state the agent found its own in, to which only its work is copied."""
     LIVE = "live"
-    """In the sandbox of the agent, with everything it left there."""
+    """The agent's own sandbox, with everything it left there."""
 
 
-class Guarded(Evaluator.Options):
-    """The options of every evaluator that runs something over the agent's work."""
+class GradingOptions(Evaluator.Options):
+    """Options of every evaluator that runs something over the agent's work."""
 
     allow: tuple[str, ...] = Field(default=EVERYTHING, min_length=1)
-    """Patterns (`*` also stands for `/`) of the files that the agent may change; in a fresh sandbox all
-    others stay the task's. One that steers test runners must be named: by a pattern that ends in its name."""
+    """Patterns (`*` also matches `/`) of files that the agent may change; in a fresh sandbox all others
+    keep the task's content. A file that steers test runners must be allowed by a pattern that ends in
+    its name."""
     protect: tuple[str, ...] = ()
-    """Patterns of files that the agent must not have changed, e.g. `tests/*`."""
+    """Patterns of files that the agent must not have changed, such as `tests/*`."""
     tampering: TamperPolicy = TamperPolicy.NEUTRALISE
     env: dict[str, str] = Field(default_factory=dict)
-    """Environment variables of what is run, e.g. `PYTEST_PLUGINS: pytest_asyncio.plugin`."""
+    """Environment variables for the command, such as `PYTEST_PLUGINS: pytest_asyncio.plugin`."""
     timeout_seconds: float | None = Field(default=None, gt=0)
-    """How long it may take, else it gets the lowest reward; None: most of `budgets.evaluate_seconds`."""
+    """Time limit, after which the reward is the lowest; most of `budgets.evaluate_seconds` if unset."""
 
     def limit(self, context: EvaluationContext) -> float:
-        """Seconds that what is run may take from now on."""
+        """Return the seconds that the command may take from now."""
         return min(self.timeout_seconds or context.timeout, SHARE_OF_TIME * context.seconds_left)
 
 
-class Placed(Guarded):
+class SandboxOptions(GradingOptions):
     sandbox: Place = Place.FRESH
 
 
 @dataclass(frozen=True, slots=True)
 class GradedWorkspace:
-    """The agent's work, ready to be graded."""
-
     sandbox: Sandbox
     findings: tuple[TamperingFound, ...]
 
-    def explained(self, verdict: Verdict, result: ExecResult) -> Verdict:
-        """The verdict with everything a person wants to know first; `result` is how the grader ended."""
+    def explain(self, verdict: Verdict, result: ExecResult) -> Verdict:
+        """Add to a verdict what a person wants to know first; `result` is how the grader ended."""
         remarks = (verdict.report, *tampering_remarks(self.findings), report_of(result))
         return Verdict(
             reward=verdict.reward,
             components={**verdict.components, "tampering": float(len(self.findings))},
-            report=cut("\n".join(filter(None, remarks))),
+            report=truncate("\n".join(filter(None, remarks))),
         )
 
 
 class WorkspaceEvaluator(Evaluator):
-    """Grades the agent's work in a sandbox. What the agent made ungradable gets the lowest reward."""
+    """Grades the agent's work in a sandbox. Ungradable work gets the lowest reward."""
 
-    options: Guarded
+    options: GradingOptions
 
     @property
     def wants_fresh_sandbox(self) -> bool:
-        """What a live one is compared with is made for that moment only."""
-        return not isinstance(self.options, Placed) or self.options.sandbox is Place.FRESH
+        """False for a live sandbox, which needs a fresh one only briefly, for comparison."""
+        return not isinstance(self.options, SandboxOptions) or self.options.sandbox is Place.FRESH
 
     async def evaluate(self, context: EvaluationContext) -> Verdict:
         try:
@@ -105,7 +104,7 @@ class WorkspaceEvaluator(Evaluator):
             return Verdict(
                 reward=self.lowest_reward,
                 components={"tampering": float(len(findings))},
-                report=cut("\n".join([error.message, *tampering_remarks(findings)])),
+                report=truncate("\n".join([error.message, *tampering_remarks(findings)])),
             )
 
     @abstractmethod
@@ -115,15 +114,15 @@ class WorkspaceEvaluator(Evaluator):
 
 @asynccontextmanager
 async def graded_workspace(
-    context: EvaluationContext, options: Placed, guarded: Sequence[str] = ()
+    context: EvaluationContext, options: SandboxOptions, guarded: Sequence[str] = ()
 ) -> AsyncIterator[GradedWorkspace]:
-    """The agent's work where the options want it; `guarded` are patterns that are protected besides."""
+    """Yield the agent's work in the chosen sandbox; `guarded` patterns are protected as well."""
     if options.sandbox is Place.LIVE:
         protect = (*options.protect, *guarded)
         async with context.fresh_sandbox() as fresh:
             before = await take_inventory(fresh, protect, timeout=context.seconds_left)
         after = await take_inventory(context.sandbox, protect, timeout=context.seconds_left)
-        yield await _settled(context, context.sandbox, options, before, after)
+        yield await _handle_tampering(context, context.sandbox, options, before, after)
         return
     archive = await pack(context)
     async with context.fresh_sandbox() as fresh:
@@ -137,20 +136,20 @@ async def graded_workspace(
 async def changed_workspace(
     context: EvaluationContext,
     fresh: Sandbox,
-    options: Guarded,
+    options: GradingOptions,
     guarded: Sequence[str],
     change: Callable[[], Awaitable[None]],
 ) -> GradedWorkspace:
-    """A fresh sandbox that `change` brings the agent's work into, without what would steer the grading."""
+    """Bring the agent's work into a fresh sandbox with `change`, removing what would steer the grading."""
     protect = (*options.protect, *guarded)
     before = await take_inventory(fresh, protect, timeout=context.seconds_left)
     await change()
     after = await take_inventory(fresh, protect, timeout=context.seconds_left)
-    return await _settled(context, fresh, options, before, after)
+    return await _handle_tampering(context, fresh, options, before, after)
 
 
-async def _settled(
-    context: EvaluationContext, sandbox: Sandbox, options: Guarded, before: Inventory, after: Inventory
+async def _handle_tampering(
+    context: EvaluationContext, sandbox: Sandbox, options: GradingOptions, before: Inventory, after: Inventory
 ) -> GradedWorkspace:
     findings = compare(before, after, options.allow)
     if findings and options.tampering is TamperPolicy.ZERO:
@@ -161,11 +160,10 @@ async def _settled(
 
 
 ARCHIVE_BYTES = 256 * 1024 * 1024
-"""How large a workspace may be to be carried."""
+"""Maximum size of a workspace that is copied to another sandbox."""
 
 
 async def pack(context: EvaluationContext) -> bytes:
-    """The agent's workspace as a tar archive."""
     directory = private_directory(context.sandbox)
     arguments = (str(directory), str(ARCHIVE_BYTES + 1))
     await run_script(context.sandbox, "pack", *arguments, timeout=context.seconds_left, must_succeed=True)
@@ -173,14 +171,15 @@ async def pack(context: EvaluationContext) -> bytes:
         return await context.sandbox.download(directory / "workspace.tar", max_bytes=ARCHIVE_BYTES)
     except SandboxError as error:
         raise EvaluationFailed(
-            f"the workspace cannot be carried over: {error}", hint="evaluate it in the live sandbox"
+            f"the workspace cannot be copied: {error}",
+            hint="set `sandbox: live` to grade it in the agent's sandbox",
         ) from error
 
 
 async def replace_workspace(
     sandbox: Sandbox, archive: bytes, allow: Sequence[str], *, timeout: float
 ) -> None:
-    """Make a sandbox's workspace what was packed, as far as `allow` goes; what is installed stays its own."""
+    """Replace a sandbox's workspace with an archive, as far as `allow` permits, keeping installed files."""
     mine = private_directory(sandbox)
     await place_file(sandbox, mine / "workspace.tar", archive)
     if "*" in allow:

@@ -1,1 +1,1 @@
-"""One file an agent harness."""
+"""One file per agent harness."""

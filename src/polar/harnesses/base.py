@@ -1,4 +1,4 @@
-"""One agent harness: how it is installed, configured and started. Never patched, only configured."""
+"""How an agent harness is installed, configured and started. Harnesses are never patched."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pydantic import BaseModel
 from polar.runtimes.base import Command, ToolDirectory
 
 NODE = PurePosixPath("/opt/polar/node")
-"""Where harnesses that need Node.js find it."""
+"""Where Node.js is mounted for harnesses that need it."""
 LOCKS = Path(__file__).parent / "locks"
-"""What pinned harnesses are made of, with the hash of each package."""
+"""Lock files of the pinned harnesses, with a hash for each package."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,30 +30,30 @@ class Installation:
 
 @dataclass(frozen=True, slots=True)
 class HarnessContext:
-    """What a harness may know of its session."""
+    """What a harness may know about its session."""
 
     instruction: str
     model: str
     """The name under which the gateway serves the policy."""
     gateway_url: str
-    """`http://host:port` as seen from inside the sandbox."""
+    """The gateway's `http://host:port` as seen from inside the sandbox."""
     key: str
-    """The session's secret; opens only this session's model calls."""
+    """The session's secret, which opens only this session's model calls."""
     workspace: PurePosixPath
     home: PurePosixPath
     tmp: PurePosixPath
     max_context: int
     max_tokens: int
-    """How many tokens one answer may have."""
+    """Maximum number of tokens per answer."""
     paths: Mapping[PurePosixPath, PurePosixPath] = field(default_factory=dict)
-    """Target of each tool directory of the installation → where it is inside this sandbox."""
+    """Maps the target of each tool directory to its path inside this sandbox."""
 
 
 class Harness(ABC):
-    """One file a harness; `install` may download, everything else is pure."""
+    """One agent harness; `install` may download, everything else is pure."""
 
     asks_by_any_name: ClassVar[bool] = False
-    """Whether it may ask for its model by a name of its own, which is then answered as the session's."""
+    """Whether it may request its model under other names, all of which the session's model then answers."""
 
     class Options(BaseModel):
         model_config = {"extra": "forbid", "frozen": True}
@@ -63,19 +63,19 @@ class Harness(ABC):
 
     @abstractmethod
     async def install(self) -> Installation:
-        """Prepare the harness in the cache; cheap when already there. NotInstalled says what to do."""
+        """Prepare the harness in the cache, cheaply if it is already there; NotInstalled says what to do."""
 
     def files(self, context: HarnessContext) -> dict[PurePosixPath, bytes]:
-        """Configuration files to put in place, by absolute path inside the sandbox."""
+        """Return configuration files by their absolute path inside the sandbox."""
         return {}
 
     @abstractmethod
     def command(self, context: HarnessContext) -> Command:
-        """The headless run of the instruction."""
+        """Return the command that runs the instruction headless."""
 
 
 class PinnedHarness(Harness):
-    """A harness of one version, which is fetched once and found at fixed places inside."""
+    """A harness with a pinned version, downloaded once and mounted at fixed paths."""
 
     version: ClassVar[str]
 
@@ -86,11 +86,11 @@ class PinnedHarness(Harness):
 
     @abstractmethod
     def fetch(self) -> dict[PurePosixPath, Path]:
-        """Its directories, by where they are wanted inside; downloaded unless they are in the cache."""
+        """Return its directories by their target inside the sandbox, downloading what is not in the cache."""
 
 
 def plain_text(instruction: str) -> bytes:
-    """The instruction as text: what begins with a slash a harness may take for a command of its own."""
+    """Encode the instruction so that a leading slash is not taken for one of the harness's commands."""
     return (f"\n{instruction}" if instruction.startswith("/") else instruction).encode()
 
 
@@ -101,7 +101,7 @@ def json_file(document: Mapping[str, Any]) -> bytes:
 def prompt_files(
     directory: PurePosixPath, prompts: Mapping[str, str | None]
 ) -> dict[str, tuple[PurePosixPath, bytes]]:
-    """Flag → file and content, for every prompt that is given: as an argument it could be too long."""
+    """Return flag → (file, content) for every given prompt, since an argument could be too long."""
     return {
         flag: (directory / f"{flag.strip('-')}.md", text.encode())
         for flag, text in prompts.items()
@@ -110,7 +110,7 @@ def prompt_files(
 
 
 def provider_environment(url: str, key: str, model: str) -> dict[str, str]:
-    """Address, key and model of every provider's API, and Polar's own."""
+    """Return base URL, key and model for every provider's API, and Polar's own variables."""
     return {
         "OPENAI_BASE_URL": f"{url}/v1",
         "OPENAI_API_BASE": f"{url}/v1",

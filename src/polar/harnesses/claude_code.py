@@ -25,31 +25,31 @@ MODEL_VARIABLES = (
     "ANTHROPIC_DEFAULT_FABLE_MODEL",
     "CLAUDE_CODE_SUBAGENT_MODEL",
 )
-"""Every name under which Claude Code may choose a model, for side calls and sub-agents too."""
+"""Every variable by which Claude Code chooses a model, including side calls and sub-agents."""
 
 
 class ClaudeCode(PinnedHarness):
-    """Claude Code with a private configuration directory in HOME and every permission given."""
+    """Claude Code with a private configuration directory in HOME and all permissions granted."""
 
     class Options(Harness.Options):
         tools: tuple[str, ...] | None = None
-        """Which built-in tools (Bash, Edit, Read, …) are offered; None: Claude Code's default, (): none."""
+        """Built-in tools to offer (Bash, Edit, Read, …); Claude Code's default if unset, none if empty."""
         max_turns: int | None = Field(default=None, ge=1)
-        """How many model calls a run may make; then it ends with exit code 1."""
+        """Maximum number of model calls; a run that reaches it ends with exit code 1."""
         system_prompt: str | None = Field(default=None, min_length=1)
-        """Replaces Claude Code's own."""
+        """Replaces Claude Code's own system prompt."""
         append_system_prompt: str | None = Field(default=None, min_length=1)
-        """Added after Claude Code's own."""
+        """Appended to Claude Code's own system prompt."""
         bare: bool = False
-        """Claude Code's minimal mode: a short prompt, no memory, no CLAUDE.md, no background work."""
+        """Claude Code's minimal mode: short prompt, no memory, no CLAUDE.md, no background work."""
         effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
-        """Claude Code's `--effort`; None: its default."""
+        """Claude Code's `--effort`; its default if unset."""
         compaction: bool = True
-        """Whether a context that is nearly full is summarised, which is a model call of its own."""
+        """Whether to summarise a context that is nearly full, which takes a separate model call."""
         retries: int = Field(default=10, ge=0, le=100)
-        """How often a model call that failed for a passing reason is repeated."""
+        """Number of retries for a model call that fails for a transient reason."""
         output: Literal["text", "json", "stream-json"] = "text"
-        """What the log of the run holds: the final answer, one summary, or every event as JSON lines."""
+        """Content of the run's log: the final answer, one summary, or every event as JSON lines."""
 
     options: Options
     version = VERSION
@@ -64,7 +64,7 @@ class ClaudeCode(PinnedHarness):
         return Command(
             argv=(str(context.paths[CLAUDE] / "claude"), *self._arguments(context)),
             env=self._environment(context),
-            # As an argument it could be too long or begin with a dash.
+            # An argument could be too long or begin with a dash.
             stdin=plain_text(context.instruction),
         )
 
@@ -93,7 +93,7 @@ class ClaudeCode(PinnedHarness):
             **dict.fromkeys(MODEL_VARIABLES, context.model),
             "CLAUDE_CONFIG_DIR": str(context.home / STATE),
             "CLAUDE_CODE_TMPDIR": str(context.tmp),
-            # A model it does not know is taken for one with a context of a million tokens.
+            # Claude Code assumes a context of a million tokens for models it does not know.
             "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(context.max_context),
             "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(context.max_tokens),
             "CLAUDE_CODE_MAX_RETRIES": str(self.options.retries),
@@ -103,7 +103,7 @@ class ClaudeCode(PinnedHarness):
             "DISABLE_AUTOUPDATER": "1",
             "DISABLE_TELEMETRY": "1",
             "DISABLE_ERROR_REPORTING": "1",
-            # As root it skips permissions only where it is told that it is in a sandbox.
+            # As root it skips permissions only if it is told that it runs in a sandbox.
             "IS_SANDBOX": "1",
         }
         if not self.options.compaction:

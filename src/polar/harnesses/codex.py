@@ -25,25 +25,25 @@ PROVIDER = "polar"
 KEY_VARIABLE = "POLAR_KEY"
 
 TEMPLATE_SLUG = "gpt-5.5"
-"""The bundled model whose tools are plain calls; newer ones have their tools called from JavaScript."""
+"""The bundled model that the served one is modelled on: newer ones call their tools from JavaScript."""
 
 
 class Codex(PinnedHarness):
-    """Codex with a private CODEX_HOME; its own sandbox and approvals are off, as ours is around it."""
+    """Codex with a private CODEX_HOME, and its own sandbox and approvals off, since it runs in ours."""
 
     class Options(Harness.Options):
         system_prompt: str | None = Field(default=None, min_length=1)
-        """Replaces Codex's own."""
+        """Replaces Codex's own system prompt."""
         append_system_prompt: str | None = Field(default=None, min_length=1)
-        """Sent as developer instructions, after Codex's own."""
+        """Sent as developer instructions after Codex's own prompt."""
         effort: Literal["low", "medium", "high", "xhigh"] = "medium"
         """Codex's `model_reasoning_effort`."""
         context_files: bool = True
-        """Whether AGENTS.md of the workspace is put into the prompt."""
+        """Whether AGENTS.md of the workspace is included in the prompt."""
         retries: int = Field(default=4, ge=0, le=100)
-        """How often a model call that failed for a passing reason is repeated."""
+        """Number of retries for a model call that fails for a transient reason."""
         output: Literal["text", "json"] = "text"
-        """What the log of the run holds: the conversation as text, or every event as JSON lines."""
+        """Content of the run's log: the conversation as text, or every event as JSON lines."""
 
     options: Options
     version = VERSION
@@ -65,14 +65,14 @@ class Codex(PinnedHarness):
         if self.options.output == "json":
             arguments.append("--json")
         return Command(
-            # The launcher of the npm package does no more than find this binary; `-` reads stdin.
+            # The npm package's launcher only finds this binary; `-` reads stdin.
             argv=(str(context.paths[CODEX] / "bin" / "codex"), *arguments, "-"),
             env={"CODEX_HOME": str(context.home / STATE), KEY_VARIABLE: context.key},
             stdin=context.instruction.encode(),
         )
 
     def _model(self, context: HarnessContext) -> dict[str, Any]:
-        """The served model described like one Codex knows; one it does not know gets no apply_patch."""
+        """Describe the served model like one that Codex knows, since unknown models get no apply_patch."""
         model: dict[str, Any] = {
             **_template(),
             "slug": context.model,
@@ -103,7 +103,7 @@ class Codex(PinnedHarness):
             "analytics": {"enabled": False},
             "feedback": {"enabled": False},
             "history": {"persistence": "none"},
-            # Each of these looks up outside hosts, or offers tools that need them.
+            # Each of these contacts outside hosts, or offers tools that do.
             "features": dict.fromkeys(
                 ("plugins", "remote_plugin", "apps", "tool_suggest", "goals", "multi_agent"), False
             ),
@@ -129,13 +129,12 @@ class Codex(PinnedHarness):
 
 
 def _download() -> Path:
-    """The directory with the binary and what it uses beside it."""
     (root,) = native("codex", VERSION, LOCKS / "codex.json").glob("vendor/*")
     return root
 
 
 def _template() -> dict[str, Any]:
-    """What the binary says of the model that others are described after; asked once a version."""
+    """Return the binary's description of the template model, cached per version."""
     kept = asset(f"codex-model-{VERSION}", _write_template) / "model.json"
     template: dict[str, Any] = json.loads(kept.read_text())
     return template
@@ -155,13 +154,13 @@ def _write_template(into: Path) -> None:
     if template is None:
         raise NotInstalled(
             f"codex {VERSION} does not list its model {TEMPLATE_SLUG} on this machine",
-            hint=f"see what it says: {binary} debug models --bundled",
+            hint=f"run: {binary} debug models --bundled",
         )
     (into / "model.json").write_text(json.dumps(template))
 
 
 def _toml(table: dict[str, Any], prefix: str = "") -> str:
-    """A table as TOML; its strings, booleans and integers are written as JSON, which TOML reads alike."""
+    """Format a table as TOML; its strings, booleans and integers are valid as JSON in both."""
     lines = [f"{key} = {_value(value)}" for key, value in table.items() if not isinstance(value, dict)]
     for key, value in table.items():
         if isinstance(value, dict):
@@ -170,5 +169,5 @@ def _toml(table: dict[str, Any], prefix: str = "") -> str:
 
 
 def _value(value: str | bool | int) -> str:
-    # TOML has no escapes in pairs for characters beyond 16 bits, and unlike JSON wants DEL escaped.
+    # TOML has no surrogate escapes for characters beyond 16 bits and, unlike JSON, needs DEL escaped.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

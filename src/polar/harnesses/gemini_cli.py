@@ -21,12 +21,12 @@ STATE = ".gemini"
 PROMPT = f"{STATE}/system-prompt.md"
 
 ASSUMED_CONTEXT = 1_048_576
-"""Tokens that Gemini CLI takes every model it does not know to have; no setting changes it."""
+"""The context that Gemini CLI assumes for every model it does not know; no setting changes it."""
 COMPACTS_AT = 0.7
-"""Share of the real context at which it may summarise the conversation."""
+"""Fraction of the real context at which it may summarise the conversation."""
 
 WEB_TOOLS = ("google_web_search", "web_fetch")
-"""They ask other models of Google's, which the gateway does not serve."""
+"""These tools call other Google models, which the gateway does not serve."""
 SIDE_CALLS = (
     "chat-compression-default",
     "classifier",
@@ -40,10 +40,10 @@ SIDE_CALLS = (
     "summarizer-default",
     "summarizer-shell",
 )
-"""Gemini CLI's names for its calls beside the conversation, which would go to other models."""
+"""Gemini CLI's names for its side calls, which would otherwise go to other models."""
 
 AGENTS = ("cli_help", "codebase_investigator")
-"""Sub-agents that would ask other models; the remaining one asks the session's."""
+"""Sub-agents that would call other models; the remaining one uses the session's."""
 
 Tool = Literal[
     "activate_skill",
@@ -63,25 +63,25 @@ Tool = Literal[
 
 
 class GeminiCli(PinnedHarness):
-    """Gemini CLI with a private home; settings of the workspace's `.gemini` are read as it does.
+    """Gemini CLI with a private home; it reads the workspace's `.gemini` settings as usual.
 
-    It summarises a long context only at a user's message, and a headless run has one: where tool calls
-    alone fill the context, the run ends with the gateway's refusal.
+    It summarises a long context only at a user message, of which a headless run has one: if tool calls fill
+    the context, the run ends with the gateway's refusal.
     """
 
     class Options(Harness.Options):
         tools: tuple[Tool, ...] | None = Field(default=None, min_length=1)
-        """Which tools the model is offered; None: all of Gemini CLI's own except those for the web."""
+        """Tools to offer; if unset, all of Gemini CLI's own except those for the web."""
         agents: bool = True
-        """Whether the model may hand work to sub-agents, which are conversations of their own."""
+        """Whether the model may delegate work to sub-agents, which are conversations of their own."""
         system_prompt: str | None = Field(default=None, min_length=1)
-        """Replaces Gemini CLI's own."""
+        """Replaces Gemini CLI's own system prompt."""
         max_turns: int | None = Field(default=None, ge=1)
-        """Model calls after which Gemini CLI ends by itself, with exit code 53."""
+        """Maximum number of model calls; a run that reaches it ends with exit code 53."""
         retries: int = Field(default=3, ge=0, le=9)
-        """How often a model call that failed for a passing reason is repeated."""
+        """Number of retries for a model call that fails for a transient reason."""
         output: Literal["text", "json", "stream-json"] = "text"
-        """What the log of the run holds: the final answer, that with statistics, or every event as JSON."""
+        """Content of the run's log: the final answer, the answer with statistics, or every event as JSON."""
 
     options: Options
     version = VERSION

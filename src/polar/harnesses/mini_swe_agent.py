@@ -17,34 +17,34 @@ from polar.runtimes.base import Command
 VERSION = "2.4.6"
 LOCK = LOCKS / "mini_swe_agent.txt"
 
-# A Python with a shared library knows where that is by absolute path, so it keeps its place.
+# Python may load its shared library by absolute path, so it is mounted at the same place.
 PYTHON = PurePosixPath(python_root())
 MINI = PurePosixPath("/opt/polar/mini-swe-agent")
 STATE = ".config/mini-swe-agent"
 CONFIG = f"{STATE}/polar.yaml"
 
 LAUNCH = "import site, sys; site.addsitedir(sys.argv.pop(1)); from minisweagent.run.mini import app; app()"
-"""Finds the packages without an environment variable, which the commands of the agent would inherit."""
+"""Finds the packages without an environment variable, which the agent's commands would inherit."""
 
 
 class MiniSweAgent(PinnedHarness):
-    """mini-swe-agent with its own default configuration and one of ours on top.
+    """mini-swe-agent with its default configuration, overlaid with Polar's.
 
-    It ends when the model runs `echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT`. Answers without a tool
-    call are pointed out to the model; after three in a row it gives up, with exit code 0.
+    It ends when the model runs `echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT`. It tells the model about
+    answers without a tool call, and gives up after three in a row, with exit code 0.
     """
 
     class Options(Harness.Options):
         max_turns: int | None = Field(default=None, ge=1)
-        """Model calls after which the agent ends by itself."""
+        """Maximum number of model calls."""
         command_timeout_seconds: int | None = Field(default=None, ge=1)
-        """For each command the model runs; None: mini-swe-agent's 30 seconds."""
+        """Time limit for each command of the model; mini-swe-agent's 30 seconds if unset."""
         system_template: str | None = Field(default=None, min_length=1)
-        """Jinja template of the system message; replaces mini-swe-agent's own."""
+        """Jinja template that replaces the system message."""
         instance_template: str | None = Field(default=None, min_length=1)
-        """Jinja template of the first user message, with `{{task}}`; replaces mini-swe-agent's own."""
+        """Jinja template with `{{task}}` that replaces the first user message."""
         retries: int = Field(default=3, ge=0, le=100)
-        """How often a model call that failed is repeated, after 4 seconds and more."""
+        """Number of retries for a failed model call, the first after 4 seconds."""
 
     options: Options
     version = VERSION
@@ -60,7 +60,7 @@ class MiniSweAgent(PinnedHarness):
         return Command(
             argv=(
                 str(context.paths[PYTHON] / python_program()),
-                # Without -I and -S the workspace and the interpreter's own packages could come first.
+                # Without -I and -S the workspace or the interpreter's own packages could take precedence.
                 *("-I", "-S", "-c", LAUNCH, str(context.paths[MINI])),
                 *("--config", "mini.yaml", "--config", str(context.home / CONFIG)),
                 *("--output", str(context.home / STATE / "trajectory.json")),

@@ -23,25 +23,25 @@ Tool = Literal["bash", "read", "edit", "glob", "grep", "task", "skill", "todowri
 
 
 class OpenCode(PinnedHarness):
-    """OpenCode with its configuration in HOME; the workspace's own `opencode.json` is not read."""
+    """OpenCode with its configuration in HOME; it does not read the workspace's `opencode.json`."""
 
     class Options(Harness.Options):
         tools: tuple[Tool, ...] | None = None
-        """Which tools the model is offered; None: OpenCode's default, (): none. `edit` includes write."""
+        """Tools to offer; OpenCode's default if unset, none if empty. `edit` includes write."""
         system_prompt: str | None = Field(default=None, min_length=1)
-        """Replaces OpenCode's own."""
+        """Replaces OpenCode's own system prompt."""
         append_system_prompt: str | None = Field(default=None, min_length=1)
-        """Added after OpenCode's own."""
+        """Appended to OpenCode's own system prompt."""
         max_turns: int | None = Field(default=None, ge=1)
-        """How many model calls OpenCode makes before it asks for a final answer without tools."""
+        """Maximum number of model calls before OpenCode asks for a final answer without tools."""
         reasoning: bool = False
-        """Whether the model is declared as one that thinks, so that its thinking is sent back to it."""
+        """Whether to declare the model as a reasoning model, so that its reasoning is sent back to it."""
         compaction: bool = True
-        """Whether OpenCode summarises a context that is nearly full, which is a model call of its own."""
+        """Whether to summarise a context that is nearly full, which takes a separate model call."""
         title: bool = False
-        """Whether OpenCode asks the model for a title of the session, a call beside the task."""
+        """Whether to ask the model for a title of the session, which takes a separate model call."""
         output: Literal["default", "json"] = "default"
-        """What the log of the run holds: the conversation as text, or every event as JSON lines."""
+        """Content of the run's log: the conversation as text, or every event as JSON lines."""
 
     options: Options
     version = VERSION
@@ -52,7 +52,7 @@ class OpenCode(PinnedHarness):
 
     def files(self, context: HarnessContext) -> dict[PurePosixPath, bytes]:
         state = context.home / STATE
-        # OpenCode would fetch its plugin library in the background, unless this says it has been fetched.
+        # Without this file OpenCode downloads its plugin library in the background.
         fetched = {"lockfileVersion": 3, "packages": {"": {"dependencies": {"@opencode-ai/plugin": VERSION}}}}
         files = {
             state / "opencode.json": json_file(self._config(context)),
@@ -81,7 +81,7 @@ class OpenCode(PinnedHarness):
                 "OPENCODE_DISABLE_SHARE": "1",
                 KEY_VARIABLE: context.key,
             },
-            # As an argument it would reach the model in literal quotes.
+            # An argument would reach the model in literal quotes.
             stdin=context.instruction.encode(),
         )
 
@@ -107,7 +107,7 @@ class OpenCode(PinnedHarness):
         return config
 
     def _permission(self) -> str | dict[str, str]:
-        """What is denied altogether is not offered to the model."""
+        """Return the permissions; denied tools are not offered to the model."""
         if self.options.tools is None:
             return "allow"
         return {"*": "deny", "external_directory": "allow", **dict.fromkeys(self.options.tools, "allow")}

@@ -27,25 +27,25 @@ Thinking = Literal["off", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class Pi(PinnedHarness):
-    """Pi with a private configuration directory in HOME; the workspace's own `.pi` is not trusted."""
+    """Pi with a private configuration directory in HOME; it does not trust the workspace's `.pi`."""
 
     class Options(Harness.Options):
         tools: tuple[Tool, ...] | None = None
-        """Which tools the model is offered; None: Pi's default (read, bash, edit, write), (): none."""
+        """Tools to offer; Pi's default (read, bash, edit, write) if unset, none if empty."""
         system_prompt: str | None = Field(default=None, min_length=1)
-        """Replaces Pi's own."""
+        """Replaces Pi's own system prompt."""
         append_system_prompt: str | None = Field(default=None, min_length=1)
-        """Added after Pi's own."""
+        """Appended to Pi's own system prompt."""
         thinking: Thinking | None = None
-        """None: the model is declared as one that does not think."""
+        """The thinking level; if unset, the model is declared as one that does not think."""
         context_files: bool = True
-        """Whether AGENTS.md and CLAUDE.md of the workspace are put into the prompt."""
+        """Whether AGENTS.md and CLAUDE.md of the workspace are included in the prompt."""
         compaction: bool = True
-        """Whether Pi summarises a context that is nearly full, which is a model call of its own."""
+        """Whether to summarise a context that is nearly full, which takes a separate model call."""
         retries: int = Field(default=3, ge=0, le=100)
-        """How often Pi repeats a model call that failed for a passing reason."""
+        """Number of retries for a model call that fails for a transient reason."""
         output: Literal["text", "json"] = "text"
-        """What the log of the run holds: the final answer, or every event as JSON lines."""
+        """Content of the run's log: the final answer, or every event as JSON lines."""
 
     options: Options
     version = VERSION
@@ -84,17 +84,17 @@ class Pi(PinnedHarness):
                 "PI_OFFLINE": "1",
                 "PI_TELEMETRY": "0",
                 "PI_SKIP_VERSION_CHECK": "1",
-                # Pi would compile for a cache in a /tmp that ends with the session: a sixth of its time.
+                # Pi would spend a sixth of its time on a compile cache in /tmp that ends with the session.
                 "NODE_DISABLE_COMPILE_CACHE": "1",
                 "PI_CODING_AGENT_DIR": str(context.home / STATE),
                 KEY_VARIABLE: context.key,
             },
-            # As an argument it could be too long, begin with a dash, or name a file with an @.
+            # An argument could be too long, begin with a dash, or name a file with an @.
             stdin=context.instruction.encode(),
         )
 
     def _prompts(self, context: HarnessContext) -> dict[str, tuple[PurePosixPath, bytes]]:
-        """In files, also because Pi takes a text that happens to be a path for that file."""
+        """Return the prompts as files: Pi would read a file whose path a prompt happens to equal."""
         options = self.options
         prompts = {
             "--system-prompt": options.system_prompt,
@@ -113,7 +113,7 @@ class Pi(PinnedHarness):
             "baseUrl": f"{context.gateway_url}/v1",
             "api": "openai-completions",
             "apiKey": f"${KEY_VARIABLE}",
-            # Said here, because Pi would otherwise guess it from the URL.
+            # Pi would otherwise guess it from the URL.
             "compat": {
                 "supportsStore": False,
                 "supportsDeveloperRole": False,

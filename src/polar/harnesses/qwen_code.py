@@ -20,7 +20,7 @@ PROMPT = ".qwen/system-prompt.md"
 SETTINGS = ".qwen/system-settings.json"
 
 LONGEST_PROMPT = 30_000
-"""Characters; the kernel refuses arguments of 128 KiB and more, and a character may have four bytes."""
+"""A limit in characters of up to four bytes; the kernel refuses arguments of 128 KiB or more."""
 
 Tool = Literal[
     "agent",
@@ -43,25 +43,25 @@ Tool = Literal[
 
 
 class QwenCode(PinnedHarness):
-    """Qwen Code with settings that win over the workspace's own `.qwen/settings.json`."""
+    """Qwen Code with settings that override the workspace's `.qwen/settings.json`."""
 
     class Options(Harness.Options):
         disabled_tools: tuple[Tool, ...] = ()
-        """Tools the model is not offered, of those that Qwen Code offers by default."""
+        """Default tools that are not offered."""
         skills: bool = True
         """Whether the skills that come with Qwen Code are listed in the prompt."""
         system_prompt: str | None = Field(default=None, min_length=1)
-        """Replaces Qwen Code's own."""
+        """Replaces Qwen Code's own system prompt."""
         append_system_prompt: str | None = Field(default=None, min_length=1, max_length=LONGEST_PROMPT)
-        """Added after Qwen Code's own."""
+        """Appended to Qwen Code's own system prompt."""
         max_turns: int | None = Field(default=None, ge=1)
-        """Model calls after which Qwen Code ends by itself, with exit code 53."""
+        """Maximum number of model calls; a run that reaches it ends with exit code 53."""
         retries: int = Field(default=3, ge=0, le=100)
-        """How often a model call that failed for a passing reason is repeated."""
+        """Number of retries for a model call that fails for a transient reason."""
         shell_timeout_seconds: int | None = Field(default=None, ge=0)
-        """For each command the model runs in the foreground; None: Qwen Code's two minutes, 0: no limit."""
+        """Time limit of each foreground command; Qwen Code's two minutes if unset, none if 0."""
         output: Literal["text", "json", "stream-json"] = "text"
-        """What the log of the run holds: the final answer, or every message as JSON."""
+        """Content of the run's log: the final answer, or every message as JSON."""
 
     options: Options
     version = VERSION
@@ -88,7 +88,7 @@ class QwenCode(PinnedHarness):
             "QWEN_TELEMETRY_ENABLED": "false",
             "QWEN_CODE_SUPPRESS_YOLO_WARNING": "1",
             "QWEN_CODE_NO_RELAUNCH": "1",
-            # A slow engine is not a dead one: the budgets of the session say when to stop waiting.
+            # A slow engine is not a failed one: the session's budgets decide when to stop waiting.
             "QWEN_STREAM_MAX_LIFETIME_MS": "0",
             "OPENAI_BASE_URL": f"{context.gateway_url}/v1",
             "OPENAI_API_KEY": context.key,
@@ -99,7 +99,7 @@ class QwenCode(PinnedHarness):
         return Command(
             argv=(
                 str(context.paths[NODE] / "bin" / "node"),
-                # What the wrapper that Qwen Code's own launcher starts would add.
+                # Qwen Code's own launcher would add these.
                 "--expose-gc",
                 str(context.paths[QWEN] / "node_modules" / PACKAGE / "cli.js"),
                 *arguments,
@@ -119,7 +119,7 @@ class QwenCode(PinnedHarness):
             "telemetry": {"enabled": False},
             "ide": {"enabled": False},
             "security": {"auth": {"selectedType": "openai"}, "folderTrust": {"enabled": False}},
-            # In a home that is thrown away memories serve nothing, and gathering them is a model call.
+            # Memories are useless in a temporary home, and collecting them costs a model call.
             "memory": {
                 "enableManagedAutoMemory": False,
                 "enableManagedAutoDream": False,
@@ -143,5 +143,5 @@ class QwenCode(PinnedHarness):
 def _make(into: Path) -> None:
     install_npm(LOCK, into)
     for ripgrep in (into / "node_modules" / PACKAGE / "vendor" / "ripgrep").glob("*/rg"):
-        # The tarball holds it without its exec bit, and Qwen Code cannot set it in a read-only place.
+        # It lacks its exec bit in the tarball, and Qwen Code cannot set it on a read-only mount.
         ripgrep.chmod(0o755)

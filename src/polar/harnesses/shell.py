@@ -1,4 +1,4 @@
-"""Any command as a harness: the instruction reaches it as file, stdin and environment."""
+"""Any command as a harness, given the instruction as file, on stdin and in the environment."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from polar.runtimes.base import Command
 
 INSTRUCTION = ".polar/instruction.txt"
 LONGEST_VARIABLE = 120 * 1024
-"""The kernel refuses environment variables of 128 KiB and more, name included."""
+"""The kernel refuses environment variables of 128 KiB or more, including the name."""
 _EXPORT = """
 POLAR_INSTRUCTION=$(cat "$POLAR_INSTRUCTION_FILE" && printf .)
 export POLAR_INSTRUCTION="${POLAR_INSTRUCTION%.}"
 exec "$@"
 """
-"""Container engines pass no variable on that has several lines. The dot keeps the last line's end."""
+"""Sets the variable inside, since container engines drop multi-line ones; the dot keeps a final newline."""
 
 
 class Shell(Harness):
     """Runs `command` in the workspace.
 
-    The instruction is in the file `$POLAR_INSTRUCTION_FILE`, on stdin, and, unless it is too long
-    for the environment, in `$POLAR_INSTRUCTION`. Base URL, key and model of every provider's API are set
-    as `polar proxy` sets them; `POLAR_GATEWAY_URL`, `POLAR_KEY` and `POLAR_MODEL` serve anyone else.
-    The model answers whatever name the command asks for.
+    The instruction is in the file `$POLAR_INSTRUCTION_FILE`, on stdin, and, unless it is too long for the
+    environment, in `$POLAR_INSTRUCTION`. Base URL, key and model are set for every provider's API, as
+    `polar proxy` does, and also as `POLAR_GATEWAY_URL`, `POLAR_KEY` and `POLAR_MODEL`. The session's model
+    answers under any model name.
     """
 
     asks_by_any_name = True
 
     class Options(Harness.Options):
         command: str | list[str] = Field(min_length=1)
-        """A string is run by `/bin/sh -c`, a list as it is."""
+        """The command; a string is run with `/bin/sh -c`, a list directly."""
         env: dict[str, str] = Field(default_factory=dict)
-        """Set besides Polar's own variables, which win."""
+        """Additional environment variables; Polar's own take precedence."""
 
     options: Options
 

@@ -1,1 +1,1 @@
-"""Sandboxes."""
+"""Sandboxes, one file per runtime."""

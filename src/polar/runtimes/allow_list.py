@@ -1,4 +1,4 @@
-"""Which servers a sandbox may reach besides the gateway: names and ports, and the addresses they may have."""
+"""The servers that a sandbox may reach besides the gateway: names, ports and permitted addresses."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 Address = IPv4Address | IPv6Address
 
 LOCALHOST = "localhost"
-"""The one name whose listing means this machine."""
+"""The one name that stands for this machine."""
 
 _LABEL = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
 _NAME = re.compile(rf"(?=.{{1,253}}$)({_LABEL}\.)*[a-z]([a-z0-9-]{{0,61}}[a-z0-9])?")
-"""Its last label begins with a letter: resolvers take `127.1` and `0x7f000001` for addresses."""
+"""Its last label begins with a letter, since resolvers read `127.1` and `0x7f000001` as addresses."""
 _TRANSLATED = IPv6Network("64:ff9b::/96")
-"""Where networks that translate (NAT64) show the whole of IPv4."""
+"""The prefix under which NAT64 networks show all of IPv4."""
 
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """A server by host and port, or with `*.` all names below a domain."""
+    """A server by host and port; a host of `*.domain` covers all names below the domain."""
 
     host: str
-    """A name in small letters, `*.` and a name, or an address as `ipaddress` writes it."""
+    """A lower-case name, optionally after `*.`, or an address as `ipaddress` writes it."""
     port: int
 
     @classmethod
     def parse(cls, text: str) -> Destination:
-        """From `host:port`, `*.domain:port`, `address:port` or `[address]:port`; ValueError if it is none."""
+        """Parse `host:port`, `*.domain:port`, `address:port` or `[address]:port`, or raise ValueError."""
         host, separator, port = text.rpartition(":")
         if not separator or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65536:
             raise ValueError(f"{text!r} must be host:port, such as pypi.org:443 or *.example.org:443")
@@ -42,11 +42,10 @@ class Destination:
 
     @property
     def address(self) -> Address | None:
-        """The host, where it is given by address."""
         return _address(f"[{self.host}]" if ":" in self.host else self.host)
 
     def covers(self, other: Destination) -> bool:
-        """Whether everything that `other` is, this one is too."""
+        """Whether this destination includes everything that `other` does."""
         if self.port != other.port:
             return False
         below = self.host.startswith("*.") and other.host.endswith(self.host[1:]) and other.address is None
@@ -58,7 +57,7 @@ class Destination:
 
 @dataclass(frozen=True, slots=True)
 class AllowList:
-    """Destinations that may be reached; what is not listed may not."""
+    """The only destinations that may be reached."""
 
     destinations: tuple[Destination, ...] = ()
 
@@ -70,14 +69,14 @@ class AllowList:
         return bool(self.destinations)
 
     def names(self, wanted: Destination) -> bool:
-        """Whether a server may be asked for, as far as its name goes."""
+        """Whether a server is listed by name."""
         return any(listed.covers(wanted) for listed in self.destinations)
 
     def admits(self, wanted: Destination, address: Address) -> bool:
-        """Whether a named server may be reached at the address that its name has.
+        """Whether a listed server may be reached at the address that its name resolves to.
 
-        Whoever holds a listed domain can give it any address. So one that is not public must be listed
-        itself, except that of `localhost`.
+        Whoever controls a listed domain can point it at any address. So a private address must itself be
+        listed, except for that of `localhost`.
         """
         plain = _plain(address)
         if wanted.host == LOCALHOST and plain.is_loopback:
@@ -89,7 +88,7 @@ class AllowList:
         )
 
     def beyond(self, other: AllowList) -> tuple[Destination, ...]:
-        """What is listed here and not there."""
+        """Return the destinations that are listed here but not there."""
         return tuple(wanted for wanted in self.destinations if not other.names(wanted))
 
 
@@ -106,7 +105,6 @@ def _address(host: str) -> Address | None:
 
 
 def _plain(address: Address) -> Address:
-    """The address of IPv4 that one of IPv6 only wraps."""
     if isinstance(address, IPv4Address):
         return address
     if address in _TRANSLATED:

@@ -14,7 +14,7 @@ from polar.runtimes.cgroups import node_name
 from polar.runtimes.containers import ContainerOptions, ContainerRuntime, ContainerSandbox
 
 START_SECONDS = 3600.0
-"""Long, because an image named by its address is fetched and converted first."""
+"""Long, because an image given by URL is downloaded and converted first."""
 
 
 class ApptainerSandbox(ContainerSandbox):
@@ -27,11 +27,11 @@ class ApptainerSandbox(ContainerSandbox):
 
     async def snapshot(self, name: str) -> None:
         if self.options.root == "overlay":
-            raise SandboxError("a snapshot does not hold what is in an overlay", hint="use root: tmpfs")
+            raise SandboxError("snapshots do not include overlays", hint="use root: tmpfs")
         await super().snapshot(name)
 
     def start_arguments(self) -> Iterator[str]:
-        """How the instance is described; the image and its name come last."""
+        """Yield the options of the instance; the image and its name come last."""
         options = self.options
         yield from ("--containall", "--cleanenv", "--no-home", "--no-privs", "--no-eval")
         yield from ("--net", "--network", "none", "--hostname", "sandbox")
@@ -50,18 +50,18 @@ class ApptainerSandbox(ContainerSandbox):
 
     @property
     def overlay(self) -> Path:
-        """On the sandbox's disk, so that its limit holds for it too."""
+        """The overlay's directory, on the sandbox's disk, so that its limit applies."""
         return self.root / "files" / "overlay"
 
 
 class ApptainerRuntime(ContainerRuntime):
     class Options(ContainerOptions):
-        """What a task can ask of Apptainer; `image` is a SIF file, a directory, or an address such as docker://…."""
+        """Options of Apptainer sandboxes; `image` is a SIF file, a directory, or a URL such as docker://…."""
 
         root: Literal["tmpfs", "overlay", "read_only"] = "tmpfs"
-        """Where changes of the image's own files go: memory, the sandbox's disk, or nowhere."""
+        """Where changes to the image's own files go: memory, the sandbox's disk, or nowhere."""
         nv: bool = False
-        """Whether the host's NVIDIA driver and devices are there inside."""
+        """Whether the host's NVIDIA driver and devices are available inside."""
 
     options: Options
     engine_name = "apptainer"
@@ -91,7 +91,7 @@ class ApptainerRuntime(ContainerRuntime):
         await self.call("instance", "start", *sandbox.start_arguments(), timeout=START_SECONDS)
         running = await self.instances(sandbox.name)
         if sandbox.name not in running:
-            raise SandboxError(f"instance {sandbox.name} ended as soon as it was started")
+            raise SandboxError(f"instance {sandbox.name} exited immediately")
         await sandbox.attach(running[sandbox.name], own_processes=0, is_marked=False)
 
     @classmethod
@@ -106,23 +106,24 @@ class ApptainerRuntime(ContainerRuntime):
 
     @classmethod
     async def instances(cls, pattern: str) -> dict[str, int]:
-        """Running instances by name, with the host's pid of their first process."""
+        """Return running instances by name, with the host's pid of their first process."""
         told = await cls.call("instance", "list", "--json", pattern)
         try:
             document: Any = json.loads(told)
             return {str(item["instance"]): int(item["pid"]) for item in document["instances"] or ()}
         except (ValueError, TypeError, KeyError):
-            raise SandboxError(f"apptainer instance list: cannot be understood: {told[:200]!r}") from None
+            raise SandboxError(f"apptainer instance list: cannot be parsed: {told[:200]!r}") from None
 
     def _check_image(self, host: Host) -> None:
-        """Of the host's files, an image can only be one that the node's operator meant to be seen."""
+        """Refuse an image on the host outside the roots that the node's operator allows."""
         image = self.options.image
         if re.match(r"(docker|oras|library|shub)://", image):
             return
         resolved = Path(image).resolve()
         if not any(resolved.is_relative_to(root.resolve()) for root in host.image_roots):
             raise SandboxError(
-                f"image {image}: not below node.upload_roots", hint="which the node's operator sets"
+                f"image {image}: not below node.upload_roots",
+                hint="ask the node's operator to add its directory",
             )
         if not resolved.exists():
             raise ImageNotFound(f"apptainer: no such image: {image}")

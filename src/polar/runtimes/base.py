@@ -1,7 +1,7 @@
-"""The sandbox contract: start, exec, upload, download, snapshot, stop, reap. Knows nothing of harnesses.
+"""The sandbox contract: start, exec, upload, download, snapshot, stop, reap. It knows nothing of harnesses.
 
-Nothing in it says where a sandbox is. Paths are as seen from inside, files travel as bytes, and the output of
-commands flows into logs on the node, so a sandbox may be a directory of this machine or a machine elsewhere.
+It does not say where a sandbox is: paths are as seen from inside, files travel as bytes, and the output of
+commands goes to logs on the node. So a sandbox may be a directory of this machine or another machine.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class SandboxError(PolarError):
 
 
 class SandboxUnavailable(SandboxError, Unavailable):
-    """The machine or its container engine could not do it now: no memory, no answer, killed from outside."""
+    """The machine or its container engine failed for now: out of memory, no answer, killed from outside."""
 
 
 class ImageNotFound(SandboxError):
-    """The image a sandbox is to be made of does not exist, or may not be fetched."""
+    """The image of a sandbox does not exist, or may not be downloaded."""
 
 
 class SandboxFull(SandboxError):
@@ -41,11 +41,11 @@ class SandboxFull(SandboxError):
 
 
 class PathRefused(SandboxError):
-    """A path inside cannot be used as a plain file: a link, or something else, stands in its way."""
+    """A path inside is not a plain file: a link or something else is in its way."""
 
 
 class Limit(StrEnum):
-    """One thing that a sandbox can run out of."""
+    """A resource that a sandbox can run out of."""
 
     CPU = "cpu"
     MEMORY = "memory"
@@ -54,46 +54,46 @@ class Limit(StrEnum):
 
 
 class Limits(BaseModel):
-    """Of one sandbox, all its processes together; None: as much as the machine has."""
+    """Limits of one sandbox, for all its processes together; an unset one leaves the machine's own limit."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     cpus: float | None = Field(default=None, ge=0.01, le=4096)
-    """How many cores' worth of time; None: an equal share with the other sandboxes."""
+    """CPU time in cores; if unset, an equal share with the other sandboxes."""
     memory: ByteSize | None = Field(default=ByteSize(8 * GIB), ge=16 * MIB)
-    """Bytes, or a text such as "4GiB"; what is written to /dev/shm counts too."""
+    """Memory in bytes, or as text such as "4GiB", including what is written to /dev/shm."""
     pids: int | None = Field(default=2048, ge=8, le=4_194_304)
-    """Processes and threads."""
+    """Number of processes and threads."""
     disk: ByteSize | None = Field(default=ByteSize(10 * GIB), ge=16 * MIB)
-    """Everything the sandbox may write, in bytes or as a text."""
+    """Space for everything the sandbox writes, in bytes or as text."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolDirectory:
-    """A directory of programs on the node that sandboxes use read-only, such as an installed harness.
+    """A directory of programs on the node, such as an installed harness, that sandboxes use read-only.
 
-    Its content never changes. A runtime of this machine mounts it; one elsewhere sends it there once.
+    Its content never changes. A local runtime mounts it; a remote one copies it once.
     """
 
     source: Path
     target: PurePosixPath
-    """Where it is wanted inside; `Sandbox.tool_path` says where it is."""
+    """Where it should appear inside; `Sandbox.tool_path` returns where it does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The node that asks for sandboxes, and its own machine for runtimes that make them there."""
+    """The node that asks for sandboxes, and its machine, for runtimes that create them there."""
 
     directory: Path
-    """Absolute, private to the node; what is in it outlives the node's process, so that `reap` finds it."""
+    """An absolute directory, private to the node, that outlives its process, so that `reap` finds it."""
     disk_reserve: int = 0
     """Bytes of the host's disk that sandboxes must leave free."""
     image_roots: tuple[Path, ...] = ()
-    """Directories below which an image may lie that is a file or directory of this machine."""
+    """Directories that may contain images given as a file or directory of this machine."""
 
     @property
     def sandboxes(self) -> Path:
-        """What runtimes of this machine keep of each sandbox while it lives."""
+        """What local runtimes store about each running sandbox."""
         return self.directory / "sessions"
 
     @property
@@ -102,29 +102,29 @@ class Host:
 
     @property
     def logs(self) -> Path:
-        """The output of commands: one directory for each sandbox, by its name, which the node removes."""
+        """The output of commands, with one directory per sandbox, which the node removes."""
         return self.directory / "logs"
 
     def outputs(self, sandbox: str, log_name: str) -> tuple[Output, Output]:
-        """Where a runtime writes what a command prints, stdout and stderr."""
+        """Return the logs to which a runtime writes a command's stdout and stderr."""
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", log_name):
-            raise SandboxError(f"{log_name!r} cannot be the name of a log")
+            raise SandboxError(f"{log_name!r} is not a valid name for a log")
         logs = self.logs / sandbox
         return Output(logs / f"{log_name}.stdout"), Output(logs / f"{log_name}.stderr")
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
-    """What a sandbox is made of."""
+    """What a sandbox is made from."""
 
     name: str
-    """Unique on its node, and a plain file name."""
+    """A plain file name, unique on its node."""
     gateway_host: str
     gateway_port: int
-    """Where the node reaches the gateway; the only address a closed sandbox reaches. Port 0: none."""
+    """The gateway's port as the node reaches it; 0 if there is no gateway."""
     tools: tuple[ToolDirectory, ...] = ()
     base: str | None = None
-    """The snapshot whose files it begins with; None: empty directories."""
+    """The snapshot whose files it begins with; without one, its directories are empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,27 +133,24 @@ class Command:
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
-    """Added to the sandbox's own minimal environment (PATH, HOME, TMPDIR, LANG); nothing is inherited."""
+    """Added to the sandbox's minimal environment (PATH, HOME, TMPDIR, LANG); nothing is inherited."""
     cwd: PurePosixPath | None = None
-    """None: the workspace."""
+    """The working directory; the workspace if unset."""
     stdin: bytes = b""
 
 
 _CUT = re.compile(rb"\n\[polar: output beyond \d+ bytes was discarded\]\n\Z")
-"""What `runtimes/supervisor.py` ends output with that it cut."""
+"""Matches the line with which `runtimes/supervisor.py` ends truncated output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One output stream of a command, in a log on the node.
-
-    The runtime writes it while the command runs, so no output waits in memory, however long it is.
-    """
+    """One output stream of a command, written to a log on the node while the command runs."""
 
     log: Path
 
     def read(self) -> bytes:
-        """All of it, which is at most what the runtime's options allow."""
+        """Return all of it, which is at most what the runtime's options allow."""
         return self.log.read_bytes()
 
     def tail(self, size: int) -> bytes:
@@ -162,7 +159,7 @@ class Output:
             return file.read(size)
 
     def text(self, size: int | None = None) -> str:
-        """All of it, or its last `size` bytes."""
+        """Return all of it as text, or its last `size` bytes."""
         return (self.read() if size is None else self.tail(size)).decode(errors="replace")
 
     def lines(self) -> Iterator[bytes]:
@@ -171,7 +168,7 @@ class Output:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the command wrote more than is kept; a last line says so too."""
+        """Whether the output was truncated, which its last line says too."""
         return bool(_CUT.search(self.tail(128)))
 
     def remove(self) -> None:
@@ -181,15 +178,15 @@ class Output:
 @dataclass(frozen=True, slots=True)
 class ExecResult:
     exit_code: int
-    """Negative: ended by that signal."""
+    """The exit code; a negative one is the signal that ended the command."""
     timed_out: bool
     stdout: Output
     stderr: Output
     limits_hit: frozenset[Limit] = frozenset()
-    """What the sandbox ran out of while the command ran."""
+    """The limits that the sandbox reached while the command ran."""
     killed_from_outside: bool = False
-    """Something that is neither the command nor one of its limits ended it, or processes of its sandbox: the
-    machine ran out of memory, or somebody killed it. Nothing inside a closed sandbox can bring that about."""
+    """Whether something other than the command or its limits ended it: the machine ran out of memory, or
+    someone killed it. Nothing inside a closed sandbox can cause this."""
 
 
 class Sandbox(ABC):
@@ -199,50 +196,50 @@ class Sandbox(ABC):
     home: PurePosixPath
     tmp: PurePosixPath
     gateway_url: str
-    """`http://host:port` of the gateway as seen from inside, without a trailing slash. How connections get
-    from there to the node is the runtime's business."""
+    """The gateway's `http://host:port` as seen from inside, without a trailing slash. The runtime carries
+    connections from there to the node."""
 
     @abstractmethod
     def tool_path(self, tool: ToolDirectory) -> PurePosixPath:
-        """Where a tool directory of the spec is found inside."""
+        """Return where a tool directory of the spec is inside."""
 
     @abstractmethod
     async def exec(self, command: Command, *, timeout: float, log_name: str) -> ExecResult:
-        """Run a command to its end or to the timeout, then end everything it started.
+        """Run a command until it ends or times out, then end everything it started.
 
-        Cancelling the call ends the command's whole process tree before it returns. Its output is written to
-        `Host.logs` as `log_name.stdout` and `log_name.stderr` while it runs.
+        Cancelling the call ends the whole process tree before it returns. Output is written to `Host.logs` as
+        `log_name.stdout` and `log_name.stderr` while the command runs.
         """
 
     @abstractmethod
     async def upload(self, path: PurePosixPath, data: bytes, *, executable: bool = False) -> None:
-        """Write a file (parents made) at an absolute path, or one relative to the workspace."""
+        """Write a file, creating its parents, at an absolute path or one relative to the workspace."""
 
     @abstractmethod
     async def download(self, path: PurePosixPath, *, max_bytes: int = 64 * MIB) -> bytes:
-        """Read a regular file; never follows a link out of the sandbox. SandboxError if absent."""
+        """Read a regular file without following links; raise SandboxError if it is missing."""
 
     @abstractmethod
     async def kill(self) -> None:
-        """End every process of the sandbox, daemons included; files stay."""
+        """End every process of the sandbox, including daemons; files remain."""
 
     async def snapshot(self, name: str) -> None:
-        """Keep the files as they are now under a new name; no command may be running."""
-        raise SandboxError("this runtime keeps no snapshots")
+        """Store the files as they are now under a new name; no command may be running."""
+        raise SandboxError("this runtime does not support snapshots")
 
     @abstractmethod
     async def stop(self) -> None:
-        """`kill`, then remove everything but logs and snapshots. A cancellation waits for its end."""
+        """Kill, then remove everything but logs and snapshots; a cancellation waits until this is done."""
 
 
 class Runtime(ABC):
-    """One way of making sandboxes."""
+    """One way of creating sandboxes."""
 
     class Options(BaseModel):
         model_config = {"extra": "forbid", "frozen": True}
 
     supports_snapshots: ClassVar[bool] = False
-    """Whether its sandboxes have `snapshot`, and `SandboxSpec.base` may be set."""
+    """Whether its sandboxes support `snapshot` and `SandboxSpec.base`."""
 
     def __init__(self, options: BaseModel) -> None:
         self.options = options
@@ -250,27 +247,27 @@ class Runtime(ABC):
     @classmethod
     @abstractmethod
     async def unavailable(cls) -> str | None:
-        """Why this runtime cannot be used from this machine (with what to do), or None if it can. Cached."""
+        """Return why this runtime cannot be used from this machine and what to do, or None. Cached."""
 
     @property
     def reaches(self) -> AllowList:
-        """What its sandboxes reach besides the gateway because the task asks for it."""
+        """What its sandboxes may reach besides the gateway, as the task asks."""
         return AllowList()
 
     @classmethod
     async def enforcement(cls) -> Mapping[str, str]:
-        """How sandboxes are kept within bounds: "memory" → "cgroup v2" and so on."""
+        """Return how limits are enforced, such as "memory" → "cgroup v2"."""
         return {}
 
     @abstractmethod
     async def start(self, spec: SandboxSpec, host: Host) -> Sandbox:
-        """Make a sandbox; one that is cancelled or fails leaves nothing behind."""
+        """Create a sandbox; if this fails or is cancelled, nothing is left behind."""
 
     async def discard(self, snapshot: str, host: Host) -> None:
         """Remove a snapshot that no sandbox uses."""
-        raise SandboxError("this runtime keeps no snapshots")
+        raise SandboxError("this runtime does not support snapshots")
 
     @classmethod
     @abstractmethod
     async def reap(cls, host: Host) -> int:
-        """End what a previous life of this node left behind, snapshots included; how many sandboxes."""
+        """Remove what an earlier process of this node left; return the number of sandboxes."""

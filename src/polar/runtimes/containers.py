@@ -1,10 +1,9 @@
-"""What sandboxes have in common whose processes a container engine starts on this machine.
+"""What all runtimes share that start their processes with a container engine on this machine.
 
-The engine makes the container; the node keeps it in hand from outside. Its writable directories are
-the node's own, on a disk of limited size. Its network is a loopback, on which the node listens and
-carries connections to the gateway and to what the task's allow list names. Its processes are found by
-their pid namespace and killed by the node, because an engine's command line that is killed leaves what
-it started running.
+The engine creates the container, and the node controls it from outside. Its writable directories are the
+node's own, on a disk of limited size. Its network is a loopback on which the node listens, to forward
+connections to the gateway and to what the task's allow list names. The node finds and kills its processes by
+their pid namespace, because killing an engine's command line leaves what it started running.
 """
 
 from __future__ import annotations
@@ -45,13 +44,13 @@ from polar.runtimes.base import (
 )
 from polar.runtimes.cgroups import Cgroup, find_hierarchies, node_name
 from polar.runtimes.disk import FILES, can_mount_images
-from polar.runtimes.local import ClosedOptions, LocalRuntime, LocalSandbox, make_sandbox, started_whole
+from polar.runtimes.local import ClosedOptions, LocalRuntime, LocalSandbox, make_in_thread, make_sandbox
 from polar.runtimes.network import GATEWAY_PORT
 from polar.runtimes.processes import SANDBOX_VARIABLE, ProcessIdentity, has_variable, inside, signal_inside
 from polar.runtimes.supervision import GRACE_SECONDS, Launch, Supervised
 
 CALL_SECONDS = 120.0
-"""How long one order to the engine may take; fetching an image has its own budget."""
+"""Time limit of one call to the engine; downloading an image has its own."""
 
 
 _NOISE = re.compile(r"\s*(See '.*--help'|Run '.*--help'|Usage:|time=\S+ level=(warning|info))", re.IGNORECASE)
@@ -71,12 +70,12 @@ _PASSING = re.compile(
 
 
 def container_name(root: Path) -> str:
-    """Says whose it is, and is no other's."""
+    """Return a unique name that says which node the container belongs to."""
     return f"{node_name(root.parent)}-{hashlib.sha256(os.fsencode(root)).hexdigest()[:16]}"
 
 
 def _mount(source: Path, target: PurePosixPath, *more: str) -> str:
-    """A value of `--mount`, which engines read as one line of comma-separated values."""
+    """Return a value of `--mount`, which engines parse as a line of comma-separated values."""
     line = io.StringIO()
     fields = ("type=bind", f"source={source}", f"destination={target}", *more)
     csv.writer(line, lineterminator="").writerow(fields)
@@ -84,24 +83,23 @@ def _mount(source: Path, target: PurePosixPath, *more: str) -> str:
 
 
 WORKSPACE = PurePosixPath("/workspace")
-"""A directory of the session's own, empty at first."""
+"""The default workspace, which is a directory of the session's own; initially empty."""
 COMMAND_VARIABLE = "POLAR_COMMAND"
-"""Tells the processes of commands that run side by side apart."""
+"""Distinguishes the processes of commands that run side by side."""
 ATTACH_SECONDS = 5.0
-"""How long a container that runs may take to be ours."""
-LAST_WORDS_SECONDS = 10.0
-"""How long the engine may take to tell of a command whose processes are gone."""
+EXIT_REPORT_SECONDS = 10.0
+"""Time limit for the engine to report a command whose processes have ended."""
 
 
 class ContainerOptions(ClosedOptions):
-    """What all container runtimes can be told."""
+    """Options of all container runtimes."""
 
     image: str = Field(min_length=1, max_length=4096)
-    """What the container is made of, by the name that its engine knows."""
+    """The image, by its name in the engine."""
     root: str = "read_only"
-    """Whether, and where, changes of the image's own files go; engines differ."""
+    """Whether, and where, changes to the image's own files go; engines differ."""
     workspace: PurePosixPath = WORKSPACE
-    """Another directory than this is taken as it is in the image, which then must be writable."""
+    """The workspace; any other path than the default is taken from the image and must be writable."""
 
     @property
     def binds_workspace(self) -> bool:
@@ -110,7 +108,7 @@ class ContainerOptions(ClosedOptions):
     @model_validator(mode="after")
     def _workspace_can_be_written(self) -> ContainerOptions:
         if not self.binds_workspace and self.root == "read_only":
-            raise ValueError("a workspace of the image needs root: writable, tmpfs or overlay")
+            raise ValueError("a workspace in the image requires root: writable, tmpfs or overlay")
         return self
 
     @field_validator("image")
@@ -129,8 +127,6 @@ class ContainerOptions(ClosedOptions):
 
 
 class ContainerSandbox(LocalSandbox):
-    """A container that waits for commands."""
-
     options: ContainerOptions
     home = PurePosixPath("/home/agent")
     tmp = PurePosixPath("/tmp")
@@ -144,7 +140,7 @@ class ContainerSandbox(LocalSandbox):
         self.runtime = runtime
         self.name = container_name(self.root)
         self.holder: Supervised | None = None
-        """The engine's command that the container lives as long as, where there is one."""
+        """The engine's command whose end ends the container, if there is one."""
         self._init: ProcessIdentity | None = None
         self._spared: set[int] = set()
         self._meters = Cgroup({})
@@ -152,21 +148,18 @@ class ContainerSandbox(LocalSandbox):
 
     @abstractmethod
     def exec_argv(self, command: Command, env_file: Path) -> tuple[str, ...]:
-        """How the engine is told to run a command in the container."""
+        """Return the engine's command line for a command in the container."""
 
     @property
     def env(self) -> dict[str, str]:
-        """The search path is the image's business."""
+        """The environment, without PATH, which the image sets."""
         return {name: value for name, value in super().env.items() if name != "PATH"}
 
     async def attach(self, pid: int, *, own_processes: int, is_marked: bool = True) -> None:
-        """Take a started container in hand.
-
-        `pid` is its first process, which has begun as many others; `is_marked` if it has our variable.
-        """
+        """Take control of a container whose first process has our variable and `own_processes` children."""
         try:
             async with asyncio.timeout(ATTACH_SECONDS):
-                # Until then it is still a process of the engine's, about to become the container's.
+                # Until then it is still the engine's process, about to become the container's.
                 while is_marked and not has_variable(pid, SANDBOX_VARIABLE, str(self.root)):  # noqa: ASYNC110
                     await asyncio.sleep(0.005)
                 init = ProcessIdentity.of(pid)
@@ -176,8 +169,8 @@ class ContainerSandbox(LocalSandbox):
             init = None
         if init is None:
             raise SandboxError(
-                f"container {self.name}: its processes cannot be reached from here",
-                hint="the engine must run on the node's machine, and for the node's user or the node as root",
+                f"container {self.name}: its processes cannot be controlled from here",
+                hint="run the engine on the node's machine, as the node's user, or run the node as root",
             )
         self._init = init
         self._spared = inside(init)
@@ -185,11 +178,11 @@ class ContainerSandbox(LocalSandbox):
         self.owner = _adopt(self.root / FILES, pid)
         network = self.options.network
         listeners = await container_listeners(pid, network.ports)
-        await self._attached.enter_async_context(network.attended(listeners, self.spec))
+        await self._attached.enter_async_context(network.serve(listeners, self.spec))
 
     @property
     def writable(self) -> dict[PurePosixPath, Path]:
-        """What the container is given; a workspace of the image is not among it."""
+        """The directories mounted into the container; a workspace in the image is not one of them."""
         given = super().writable
         if not self.options.binds_workspace:
             del given[self.workspace]
@@ -201,21 +194,20 @@ class ContainerSandbox(LocalSandbox):
         if not is_in_image or absolute == self.workspace or ".." in absolute.parts or "\0" in str(path):
             return super()._locate(path)
         if self._init is None:
-            raise SandboxError(f"container {self.name} does not run")
-        # From the container's root on, one directory at a time: a link on the way would lead to the host's.
+            raise SandboxError(f"container {self.name} is not running")
+        # Walked from the container's root, since a link on the way would lead to the host's files.
         return f"/proc/{self._init.pid}/root/.", absolute.parts[1:]
 
     @property
-    def watched(self) -> dict[Limit, int]:
-        """The engine keeps the other limits."""
-        return {limit: size for limit, size in super().watched.items() if limit is Limit.DISK}
+    def watched_limits(self) -> dict[Limit, int]:
+        """Only the disk; the engine enforces the other limits."""
+        return {limit: size for limit, size in super().watched_limits.items() if limit is Limit.DISK}
 
     @property
     def meters(self) -> Cgroup:
         return self._meters
 
     def limit_arguments(self) -> Iterator[str]:
-        """How engines are told of the limits that they keep."""
         limits = self.options.limits
         if limits.memory is not None:
             yield from ("--memory", str(int(limits.memory)), "--memory-swap", str(int(limits.memory)))
@@ -232,7 +224,7 @@ class ContainerSandbox(LocalSandbox):
 
     def launch(self, command: Command, stdout: Path, stderr: Path) -> Launch:
         if not command.argv or any("\0" in text for text in command.argv):
-            raise SandboxError("the command cannot be run as it is: empty, or embedded null byte")
+            raise SandboxError("the command is empty or contains a null byte")
         token = secrets.token_hex(8)
         env = {**self.env, **self.options.network.env, **command.env, COMMAND_VARIABLE: token}
         return self.host_launch(
@@ -246,7 +238,7 @@ class ContainerSandbox(LocalSandbox):
         )
 
     async def conclude(self, running: Supervised, timeout: float) -> tuple[int, bool]:
-        """Commands are ended by their processes; the engine's command line then ends by itself."""
+        """End the command's processes, after which the engine's command line ends by itself."""
         timed_out = False
         try:
             done, _ = await asyncio.wait({running.ended}, timeout=timeout)
@@ -257,7 +249,7 @@ class ContainerSandbox(LocalSandbox):
         finally:
             await asyncio.shield(self._end_command(running))
         if self.holder is not None and self.holder.ended.done():
-            raise SandboxUnavailable(f"container {self.name} ended while a command ran")
+            raise SandboxUnavailable(f"container {self.name} ended while a command was running")
         return running.ended.result(), timed_out
 
     async def kill(self) -> None:
@@ -276,12 +268,12 @@ class ContainerSandbox(LocalSandbox):
         return {other.label for other in self._running if other is not running}
 
     async def _end_command(self, running: Supervised) -> None:
-        """Kill whatever is there that no other running command can be shown to have started."""
+        """Kill every process that no other running command can have started."""
         others = self._other_labels(running)
-        deadline = time.monotonic() + LAST_WORDS_SECONDS
+        deadline = time.monotonic() + EXIT_REPORT_SECONDS
         await asyncio.to_thread(self._kill_all_but, others)
         while not running.ended.done() and time.monotonic() < deadline:
-            # The engine may have been about to start it, and may only now have done so.
+            # The engine may only now have started it.
             await asyncio.wait({running.ended}, timeout=0.1)
             await asyncio.to_thread(self._kill_all_but, others)
         if not running.ended.done():
@@ -294,10 +286,10 @@ class ContainerSandbox(LocalSandbox):
             left = self._send_signal(labels, signal.SIGKILL)
             if not left:
                 return
-        raise SandboxError(f"container {self.name}: processes {sorted(left)} could not be ended")
+        raise SandboxError(f"container {self.name}: processes {sorted(left)} cannot be ended")
 
     def _send_signal(self, spared: Iterable[str], number: signal.Signals) -> set[int]:
-        """Send a signal to all processes but those of the commands with these labels; to whom it was."""
+        """Signal all processes except those of the commands with these labels; return their pids."""
         if self._init is None:
             return set()
         found = {
@@ -310,10 +302,10 @@ class ContainerSandbox(LocalSandbox):
         return found
 
     def _env_file(self, env: Mapping[str, str], token: str) -> Path:
-        """From a file, because the command line of a process is there for every user to read."""
+        """Write the environment to a file, because every user can read the command line of a process."""
         for name, value in env.items():
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", name) or re.search(r"[\n\r\0]", value):
-                raise SandboxError(f"environment variable {name!r}: a container engine cannot pass it on")
+                raise SandboxError(f"container engines do not support the environment variable {name!r}")
         path = self.root / f"env-{token}"
         with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
             file.writelines(f"{name}={value}\n" for name, value in env.items())
@@ -324,8 +316,6 @@ _KILL_ROUNDS = 2000
 
 
 class ContainerRuntime(LocalRuntime):
-    """A runtime whose sandboxes an engine makes."""
-
     options: ContainerOptions
     supports_snapshots = True
     engine_name: ClassVar[str]
@@ -337,7 +327,7 @@ class ContainerRuntime(LocalRuntime):
 
     @classmethod
     def binary(cls) -> str:
-        """The engine's program; SandboxError if there is none."""
+        """Return the engine's program; raise SandboxError if it is not installed."""
         found = cls._find()
         if found is None:
             raise SandboxError(f"{cls.engine_name} is not installed", hint=cls.install_hint)
@@ -354,7 +344,6 @@ class ContainerRuntime(LocalRuntime):
 
     @classmethod
     async def call(cls, *arguments: str, timeout: float = CALL_SECONDS) -> str:
-        """Give the engine an order; what it printed."""
         binary = cls.binary()
         try:
             process = await asyncio.create_subprocess_exec(
@@ -368,7 +357,7 @@ class ContainerRuntime(LocalRuntime):
                 start_new_session=True,
             )
         except OSError as error:
-            raise SandboxError(f"{binary}: cannot be run: {error.strerror}") from None
+            raise SandboxError(f"{binary}: cannot run: {error.strerror}") from None
         try:
             async with asyncio.timeout(timeout):
                 stdout, stderr = await process.communicate()
@@ -385,11 +374,10 @@ class ContainerRuntime(LocalRuntime):
 
     @classmethod
     def failure(cls, order: str, stderr: str) -> SandboxError:
-        """What the engine's complaint about an order means."""
         lines = [line.strip() for line in stderr.splitlines() if line.strip() and not _NOISE.match(line)]
-        message = f"{cls.engine_name} {order}: {' '.join(lines)[-600:] or 'failed without a word'}"
+        message = f"{cls.engine_name} {order}: {' '.join(lines)[-600:] or 'failed without a message'}"
         if _NO_IMAGE.search(stderr):
-            return ImageNotFound(message, hint="check the image's name and the option pull")
+            return ImageNotFound(message, hint="check the image's name and the `pull` option")
         if _PASSING.search(stderr):
             return SandboxUnavailable(message)
         return SandboxError(message)
@@ -397,15 +385,15 @@ class ContainerRuntime(LocalRuntime):
     @classmethod
     @abstractmethod
     async def remove(cls, name: str) -> None:
-        """End a container and forget it; one that is not there is as good as removed."""
+        """Remove a container, if it exists."""
 
     @abstractmethod
     async def describe(self, spec: SandboxSpec, host: Host) -> ContainerSandbox:
-        """The sandbox as it is going to be."""
+        """Return the sandbox that `begin` will start."""
 
     @abstractmethod
     async def begin(self, sandbox: Any) -> None:
-        """Have the engine make the container, and attach to it."""
+        """Create the container and attach to it."""
 
     async def start(self, spec: SandboxSpec, host: Host) -> Sandbox:
         sandbox = await self.describe(spec, host)
@@ -414,7 +402,7 @@ class ContainerRuntime(LocalRuntime):
             make_sandbox(spec, host, self.options.limits, engine=self.engine_name)
             return sandbox
 
-        await started_whole(make)
+        await make_in_thread(make)
         try:
             await self.begin(sandbox)
         except BaseException:
@@ -431,11 +419,10 @@ class ContainerRuntime(LocalRuntime):
     @classmethod
     @abstractmethod
     async def remove_containers(cls, host: Host) -> None:
-        """Remove the containers that a previous life of this node left."""
+        """Remove the containers that an earlier process of this node left."""
 
 
 async def container_listeners(pid: int, ports: Sequence[int]) -> list[socket.socket]:
-    """Listening sockets on the loopback of a process's network."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         arguments = [str(theirs.fileno()), str(pid), *map(str, ports)]
@@ -454,12 +441,11 @@ async def container_listeners(pid: int, ports: Sequence[int]) -> list[socket.soc
         message, descriptors, _, _ = socket.recv_fds(ours, 65536, len(ports))
     if not descriptors:
         reason = message.decode(errors="replace").removeprefix("failed ") or "the listener died"
-        raise SandboxError(f"the gateway cannot be reached from the container: {reason}")
+        raise SandboxError(f"cannot connect the container to the gateway: {reason}")
     return [socket.socket(fileno=descriptor) for descriptor in descriptors]
 
 
 def _meters(pid: int) -> Cgroup:
-    """The control groups of a container, to be read only."""
     try:
         own = Path(f"/proc/{pid}/cgroup").read_text()
         mounts = Path("/proc/self/mountinfo").read_text()
@@ -469,7 +455,7 @@ def _meters(pid: int) -> Cgroup:
 
 
 def _adopt(files: Path, pid: int) -> int | None:
-    """Give the writable directories to the container's user, as the host knows it; None: it is the node's."""
+    """Give the writable directories to the container's user as the host sees it; None if it is the node's."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     (user,) = (int(line.split()[1]) for line in lines if line.startswith("Uid:"))
     if user == os.geteuid():

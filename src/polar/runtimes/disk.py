@@ -1,8 +1,8 @@
-"""The writable files of a sandbox: a file system of limited size where the node may mount one.
+"""The writable files of a sandbox, on a file system of limited size where the node may mount one.
 
-As root with loop devices, every sandbox gets a sparse ext4 image: it takes the space that is used,
-and ends where its limit is. Elsewhere plain directories are used, and the supervisor looks how full
-they are. A snapshot's files are laid under the image's as the lower directory of an overlay, or copied.
+As root with loop devices, every sandbox gets a sparse ext4 image, which takes only the space it uses, up to
+its limit. Elsewhere plain directories are used, and the supervisor watches their size. A snapshot's files
+become the lower directory of an overlay on the image, or are copied.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 BLOCK_BYTES = 4096
 FEATURES = "^has_journal,^resize_inode,^metadata_csum"
 MOUNT_OPTIONS = "nobarrier,noinit_itable"
-"""Nobody wants these files back after a crash, so nothing ever waits for the real disk."""
+"""Nobody needs these files after a crash, so nothing ever waits for the real disk."""
 
 _LOOP_CTL_GET_FREE, _LOOP_CONFIGURE = 0x4C82, 0x4C0A
 _AUTOCLEAR = 4
@@ -39,10 +39,10 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def mount_image(image: Path, target: Path, size: int) -> None:
-    """A new empty file system of this size; `image` takes as much of the host's disk as is used of it."""
+    """Mount a new empty file system of this size; `image` takes only the space it uses."""
     with image.open("x+b") as file:
         file.truncate(size)
-        for offset, data in _formatted(size):
+        for offset, data in _format_image(size):
             file.seek(offset)
             file.write(data)
         file.flush()
@@ -57,12 +57,12 @@ def _mount(source: str, target: Path, kind: str, options: str) -> None:
     what = (source.encode(), os.fsencode(target), kind.encode())
     if libc.mount(*what, flags, os.fsencode(options)) != 0:
         problem = os.strerror(ctypes.get_errno())
-        raise SandboxUnavailable(f"{target}: the sandbox's {kind} could not be mounted: {problem}")
+        raise SandboxUnavailable(f"{target}: the sandbox's {kind} cannot be mounted: {problem}")
 
 
 @cache
-def _formatted(size: int) -> tuple[tuple[int, bytes], ...]:
-    """What is in a fresh image of this size and where; everything else in it is zero."""
+def _format_image(size: int) -> tuple[tuple[int, bytes], ...]:
+    """Return the non-zero parts of a fresh image of this size, with their offsets."""
     with tempfile.NamedTemporaryFile(prefix="polar-image-") as file:
         file.truncate(size)
         command = ["mkfs.ext4", "-q", "-F", "-b", str(BLOCK_BYTES), "-m", "0", "-O", FEATURES]
@@ -72,9 +72,9 @@ def _formatted(size: int) -> tuple[tuple[int, bytes], ...]:
                 [*command, file.name], capture_output=True, text=True, env={"PATH": SYSTEM_PATH}, cwd="/"
             )
         except OSError as error:
-            raise SandboxUnavailable(f"no disk can be formatted: {error}") from None
+            raise SandboxUnavailable(f"cannot format a disk: {error}") from None
         if done.returncode != 0:
-            raise SandboxUnavailable(f"no disk can be formatted: {done.stderr.strip()[:500]}")
+            raise SandboxUnavailable(f"cannot format a disk: {done.stderr.strip()[:500]}")
         return tuple(_extents(file.fileno()))
 
 
@@ -93,7 +93,7 @@ def _extents(descriptor: int) -> list[tuple[int, bytes]]:
 
 
 def _attach(file: int) -> int:
-    """An open loop device that shows the file, and lets it go when it is unmounted."""
+    """Return an open loop device for the file, which detaches when it is unmounted."""
     configuration = _CONFIGURATION.pack(file, BLOCK_BYTES, 0, 0, 0, _AUTOCLEAR)
     try:
         with open("/dev/loop-control", "rb") as control:
@@ -104,7 +104,7 @@ def _attach(file: int) -> int:
                     fcntl.ioctl(device, _LOOP_CONFIGURE, configuration)
                 except OSError as error:
                     os.close(device)
-                    # Somebody else was given the same one and was quicker.
+                    # Another process got the same device first.
                     if error.errno != errno.EBUSY:
                         raise
                 else:
@@ -115,13 +115,13 @@ def _attach(file: int) -> int:
 
 
 WRITABLE = ("workspace", "home", "tmp")
-"""The directories that a sandbox's processes may write to, below `files`."""
+"""The directories below `files` that a sandbox's processes may write to."""
 FILES, IMAGE, LAYERS = "files", "disk.img", "layers"
 FULL_BYTES = 64 * 1024
-"""A disk with less room than this is full to whoever wants to write."""
+"""A disk with less free space than this counts as full."""
 
 SMALLEST_BYTES = 16 * 1024 * 1024
-"""A disk with less is of no use to an agent, unless its task asks for less."""
+"""A smaller disk is useless to an agent, unless its task asks for it."""
 
 PROBE_BYTES = 16 * 1024 * 1024
 
@@ -129,13 +129,13 @@ _MNT_DETACH = 2
 
 
 def make_disk(spec: SandboxSpec, host: Host, size: int | None, owner: int | None) -> None:
-    """Lay out the writable directories of a sandbox, belonging to `owner` and holding what its base does."""
+    """Create the writable directories of a sandbox for `owner`, with the content of its base."""
     root = host.sandboxes / spec.name
     base = host.snapshots / spec.base if spec.base else None
     files = root / FILES
     files.mkdir(mode=0o755)
     if size is not None and can_mount_images():
-        mount_image(root / IMAGE, files, fitting(size, free_bytes(root) - host.disk_reserve))
+        mount_image(root / IMAGE, files, fitting_size(size, free_bytes(root) - host.disk_reserve))
     for name in WRITABLE:
         target = files / name
         if base is None:
@@ -150,66 +150,61 @@ def make_disk(spec: SandboxSpec, host: Host, size: int | None, owner: int | None
 
 
 def free_bytes(directory: Path) -> int:
-    """What is free for this process on the file system of a directory that may not be there yet."""
+    """Return the space free for this process on the file system of a directory that may not exist yet."""
     while not directory.exists():
         directory = directory.parent
     space = os.statvfs(directory)
     return space.f_bavail * space.f_frsize
 
 
-def fitting(size: int, room: int) -> int:
-    """The size of a sparse image that can be filled without taking more than `room` of the host's disk.
-
-    Halved until it fits: an image of each size is formatted once.
-    """
+def fitting_size(size: int, room: int) -> int:
+    """Halve `size`, since each size is formatted once, until it takes no more than `room` of the disk."""
     while size > max(room, SMALLEST_BYTES):
         size //= 2
     if size > room:
         raise SandboxUnavailable(
-            "the disk is too full for a sandbox", hint="free some, or lower node.disk_reserve_bytes"
+            "the disk is too full for a sandbox", hint="free some space, or lower node.disk_reserve_bytes"
         )
     return size
 
 
 def remove_disk(root: Path) -> None:
-    """Unmount what is mounted below `root` and remove it; no process may still use it."""
+    """Unmount and remove what is below `root`; no process may still use it."""
     unmount_below(root)
     (root / IMAGE).unlink(missing_ok=True)
     remove_tree(root / FILES)
 
 
 def is_full(root: Path) -> bool:
-    """Whether a sandbox of limited size has no room left."""
     if not (root / IMAGE).exists():
         return False
     space = os.statvfs(root / FILES)
     return space.f_bavail * space.f_frsize < FULL_BYTES or space.f_favail == 0
 
 
-def keep(root: Path, into: Path) -> None:
-    """Copy the writable directories into a new directory."""
+def copy_files(root: Path, into: Path) -> None:
     try:
         into.mkdir(parents=True, mode=0o700)
     except FileExistsError:
-        raise SandboxError(f"{into}: a snapshot needs a new directory") from None
+        raise SandboxError(f"{into}: a snapshot with this name already exists") from None
     for name in WRITABLE:
         copy_tree(root / FILES / name, into / name)
 
 
 def copy_tree(source: Path, target: Path) -> None:
-    """Copy a directory with owners, modes, links and holes; shares blocks where the file system can."""
+    """Copy a directory with owners, modes, links and holes, sharing blocks where the file system can."""
     copied = subprocess.run(
         ["cp", "--archive", "--reflink=auto", "--sparse=auto", "--", source, target],
         capture_output=True,
         text=True,
     )
     if copied.returncode != 0:
-        raise SandboxError(f"{source}: could not be copied: {copied.stderr.strip()[:500]}")
+        raise SandboxError(f"{source}: cannot be copied: {copied.stderr.strip()[:500]}")
 
 
 @cache
 def can_mount_images() -> bool:
-    """Whether this process can make a disk of limited size; tried once for real."""
+    """Whether this process can mount a disk of limited size; tried once."""
     if os.geteuid() != 0 or shutil.which("mkfs.ext4", path=SYSTEM_PATH) is None:
         return False
     return _succeeds(lambda root, files: mount_image(root / IMAGE, files, PROBE_BYTES))
@@ -217,7 +212,7 @@ def can_mount_images() -> bool:
 
 @cache
 def can_mount_overlays() -> bool:
-    """Whether this process can lay one directory over another; tried once for real."""
+    """Whether this process can mount overlays; tried once."""
 
     def attempt(root: Path, files: Path) -> None:
         (root / "lower").mkdir()
@@ -230,7 +225,7 @@ def can_mount_overlays() -> bool:
 
 
 def mounts_below(directory: Path) -> list[Path]:
-    """Where something is mounted below a directory, the last mounted first."""
+    """Return the mount points below a directory, the last mounted first."""
     found = []
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         point = Path(re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), line.split(" ")[4]))
@@ -243,11 +238,11 @@ def unmount_below(directory: Path) -> None:
     for point in mounts_below(directory.resolve()):
         if libc.umount2(os.fsencode(point), 0) == 0:
             continue
-        # Held by a process of someone else's, such as a backup: it loses the mount when it lets go.
+        # Another process, such as a backup, still uses it: the mount disappears when that ends.
         if libc.umount2(os.fsencode(point), _MNT_DETACH) != 0:
             number = ctypes.get_errno()
             if number != errno.EINVAL:
-                raise SandboxError(f"{point}: could not be unmounted: {os.strerror(number)}")
+                raise SandboxError(f"{point}: cannot be unmounted: {os.strerror(number)}")
 
 
 def _mount_overlay(lower: Path, layers: Path, target: Path) -> None:
@@ -257,11 +252,11 @@ def _mount_overlay(lower: Path, layers: Path, target: Path) -> None:
     below = lower.stat()
     os.chown(upper, below.st_uid, below.st_gid)
     upper.chmod(below.st_mode & 0o7777)
-    options = f"lowerdir={_escaped(lower)},upperdir={_escaped(upper)},workdir={_escaped(work)}"
+    options = f"lowerdir={_escape(lower)},upperdir={_escape(upper)},workdir={_escape(work)}"
     _mount("polar", target, "overlay", options)
 
 
-def _escaped(path: Path) -> str:
+def _escape(path: Path) -> str:
     return re.sub(r"([\\:,])", r"\\\1", str(path))
 
 

@@ -1,4 +1,4 @@
-"""Containers of Docker, or of podman, which takes the same orders."""
+"""Containers of Docker, or of podman, which takes the same commands."""
 
 from __future__ import annotations
 
@@ -22,19 +22,17 @@ from polar.runtimes.supervision import Launch, Supervised
 
 NODE_LABEL = "polar.node"
 IMAGE = "image"
-"""The file of a snapshot that names the image which the engine made of the rest of it."""
+"""The file of a snapshot that names the image which holds the rest of it."""
 SHM = "256m"
 PULL_SECONDS = 3600.0
 START_SECONDS = 120.0
 INIT = 'exec 3<&0; cat <&3 >/dev/null & wait "$!"'
-"""What a container does: end with its stdin, which is the node's, and take in orphans meanwhile."""
+"""The container's main process: it ends with its stdin, which the node holds, and reaps orphans."""
 ULIMITS = {"nofile": (resource.RLIMIT_NOFILE, 65_536), "nproc": (resource.RLIMIT_NPROC, 16_384)}
-"""What podman sets for a container if the node may have as much; its own wish is more than some may have."""
+"""Limits that podman sets for a container if the node may have as much; its own defaults may exceed that."""
 
 
 class DockerSandbox(ContainerSandbox):
-    """A container whose first process waits for the node to end."""
-
     options: DockerRuntime.Options
     runtime: type[DockerRuntime]
 
@@ -51,7 +49,7 @@ class DockerSandbox(ContainerSandbox):
             (self.host.snapshots / name / IMAGE).write_text(image)
 
     def create_arguments(self, *, rootless: bool) -> Iterator[str]:
-        """How the container is described to the engine; the image and what it runs come last."""
+        """Yield the container's options; the image and its command come last."""
         options = self.options
         yield from ("--name", self.name, "--label", f"{NODE_LABEL}={node_name(self.root.parent)}")
         yield from ("--interactive", "--network", "none", "--hostname", "sandbox")
@@ -63,7 +61,7 @@ class DockerSandbox(ContainerSandbox):
             value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
             yield from ("--ulimit", f"{name}={value}:{value}")
         if rootless:
-            # Root inside is the node's own user outside; any other would own files it cannot remove.
+            # Root inside is the node's user outside; files of any other user could not be removed.
             yield from ("--user", "0:0")
         yield from self.limit_arguments()
         if options.root == "read_only":
@@ -74,18 +72,19 @@ class DockerSandbox(ContainerSandbox):
 
 class DockerRuntime(ContainerRuntime):
     class Options(ContainerOptions):
-        """What a task can ask of Docker or podman."""
+        """Options of Docker and podman sandboxes."""
 
         root: Literal["read_only", "writable"] = "read_only"
-        """Whether the image's own files can be changed. The disk's limit does not count such changes."""
+        """Whether the image's own files can be changed. Such changes do not count towards the disk limit."""
         pull: Literal["never", "missing", "always"] = "missing"
-        """When the image is fetched from its registry."""
+        """When to download the image from its registry."""
 
     options: Options
     engine_name = "docker"
     is_daemonless: ClassVar[bool] = False
     install_hint = "install Docker (Debian: docker.io) and start its daemon"
     _probed: ClassVar[dict[str, tuple[str | None, bool]]] = {}
+    """What each engine said of itself, by its binary."""
 
     @classmethod
     async def remove(cls, name: str) -> None:
@@ -120,7 +119,7 @@ class DockerRuntime(ContainerRuntime):
         try:
             listed = await cls.call("ps", "--all", "--filter", label, "--format", "{{.Names}}")
         except SandboxUnavailable:
-            return  # Without its engine no container runs.
+            return  # Without its engine, no container is running.
         for name in listed.split():
             if name.startswith(f"{node_name(host.sandboxes)}-"):
                 await cls.remove(name)
@@ -151,25 +150,25 @@ class DockerRuntime(ContainerRuntime):
         await sandbox.attach(pid, own_processes=1)
 
     async def _first_pid(self, name: str, holder: Supervised) -> int:
-        """The host's pid of a container's first process, once it runs."""
+        """Return the host's pid of a container's first process, once it runs."""
         async with asyncio.timeout(START_SECONDS):
             while True:
                 state = await self.call("inspect", "--format", "{{.State.Pid}}", name)
                 if state.isdigit() and int(state) > 0:
                     return int(state)
                 if holder.ended.done():
-                    raise SandboxError(f"container {name} ended as soon as it was started")
+                    raise SandboxError(f"container {name} exited immediately")
                 await asyncio.sleep(0.02)
 
     @classmethod
     async def _probe(cls) -> tuple[str | None, bool]:
-        """Why the engine cannot be used, and whether it runs without root."""
-        if cls.engine_name not in cls._probed:
-            try:
-                cls._probed[cls.engine_name] = await cls._ask()
-            except SandboxError as error:
-                return str(error), False  # What is not there now may be there later.
-        return cls._probed[cls.engine_name]
+        """Return why the engine cannot be used, and whether it is rootless."""
+        try:
+            if (binary := cls.binary()) not in cls._probed:
+                cls._probed[binary] = await cls._ask()
+        except SandboxError as error:
+            return str(error), False  # What is not there now may be there later.
+        return cls._probed[binary]
 
     @classmethod
     async def _ask(cls) -> tuple[str | None, bool]:
@@ -179,7 +178,7 @@ class DockerRuntime(ContainerRuntime):
         rootless = cls.is_rootless(info)
         if not rootless and os.geteuid() != 0:
             return (
-                f"{cls.engine_name} runs as root and the node does not, so it cannot manage its containers; "
+                f"{cls.engine_name} runs as root, so a node without root cannot manage its containers; "
                 f"run {cls.engine_name} rootless, or the node as root",
                 False,
             )
@@ -187,7 +186,6 @@ class DockerRuntime(ContainerRuntime):
 
     @classmethod
     def is_rootless(cls, info: Mapping[str, object]) -> bool:
-        """From what `info` says of the engine."""
         errors = info.get("ServerErrors")
         if errors:
             raise SandboxUnavailable(f"docker: {errors}", hint=cls.install_hint)

@@ -1,4 +1,4 @@
-"""File access below a directory that an agent had in its hands: links are never followed."""
+"""File access below a directory that an agent could change: links are never followed."""
 
 from __future__ import annotations
 
@@ -18,12 +18,10 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 def write_file(
     base: Path | str, parts: Sequence[str], data: bytes, mode: int, owner: int | None = None
 ) -> None:
-    """Put a file in place whole, making its parents; what had its name, link or file, is replaced.
-
-    What is made belongs to the user and group `owner`, if given.
-    """
+    """Write a file atomically for `owner`, creating its parents and replacing any link or file of its
+    name."""
     *parents, name = parts
-    with _refusing(parts), _opened(base, parents, create=True, owner=owner) as directory:
+    with _naming_path(parts), _open_directory(base, parents, create=True, owner=owner) as directory:
         temporary = f".polar-{secrets.token_hex(8)}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         file = os.open(temporary, flags, 0o600, dir_fd=directory)
@@ -40,11 +38,11 @@ def write_file(
 
 
 def read_file(base: Path | str, parts: Sequence[str], max_bytes: int) -> bytes:
-    """The content of a regular file that is reached without any link."""
+    """Return the content of a regular file that is reached without any link."""
     *parents, name = parts
     shown = "/".join(parts)
-    with _refusing(parts), _opened(base, parents, create=False) as directory:
-        # Non-blocking, so that a pipe planted under the name does not hold us up.
+    with _naming_path(parts), _open_directory(base, parents, create=False) as directory:
+        # Non-blocking, so that a planted pipe cannot block us.
         file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
         with os.fdopen(file, "rb") as stream:
             if not stat.S_ISREG(os.fstat(file).st_mode):
@@ -56,10 +54,10 @@ def read_file(base: Path | str, parts: Sequence[str], max_bytes: int) -> bytes:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a file, or a directory whatever its depth and the modes in it; nobody may be writing to it.
+    """Remove a file, or a directory of any depth and with any modes; nobody may be writing to it.
 
-    Every subdirectory is moved up to the top before it is emptied, so depth costs neither stack
-    nor long paths.
+    Subdirectories are moved to the top before they are emptied, so depth costs neither stack nor long
+    paths.
     """
     if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
@@ -82,7 +80,7 @@ def remove_tree(path: Path) -> None:
 
 
 def _empty(directory: int, top: int) -> list[str]:
-    """Unlink the files of a directory and move its subdirectories to `top`; their names there."""
+    """Unlink the files of a directory, move its subdirectories to `top`, and return their names there."""
     moved = []
     with os.scandir(directory) as entries:
         for entry in list(entries):
@@ -97,15 +95,15 @@ def _empty(directory: int, top: int) -> list[str]:
 
 
 @contextmanager
-def _opened(
+def _open_directory(
     base: Path | str, parents: Sequence[str], *, create: bool, owner: int | None = None
 ) -> Iterator[int]:
-    """The directory below `base`, walked one real directory at a time."""
+    """Open the directory below `base`, walking one real directory at a time."""
     directory = os.open(base, _DIRECTORY)
     try:
         for name in parents:
             if create:
-                # Whether what is already there is a directory shows when it is opened.
+                # Opening it shows whether an existing entry is a directory.
                 with suppress(FileExistsError):
                     os.mkdir(name, 0o755, dir_fd=directory)
                     if owner is not None:
@@ -119,8 +117,7 @@ def _opened(
 
 
 @contextmanager
-def _refusing(parts: Sequence[str]) -> Iterator[None]:
-    """Say what stood in the way, by the path inside the sandbox."""
+def _naming_path(parts: Sequence[str]) -> Iterator[None]:
     shown = "/".join(parts)
     try:
         yield

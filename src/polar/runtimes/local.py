@@ -1,4 +1,4 @@
-"""What sandboxes have in common whose processes and files are on this machine."""
+"""What all sandboxes share whose processes and files are on this machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, Field
 
@@ -37,7 +37,7 @@ from polar.runtimes.supervision import GRACE_SECONDS, Launch, Supervised
 
 DEFAULT_OUTPUT_LIMIT = 16 * 1024 * 1024
 ENGINE = "engine"
-"""The file below a sandbox's root that names its container engine, whose business it is to reap it."""
+"""The file below a sandbox's root that names its container engine, which is responsible for reaping it."""
 
 CONSTANT_ENV = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -48,28 +48,33 @@ CONSTANT_ENV = {
 }
 
 
+EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
+EnvironmentValue = Annotated[str, Field(max_length=4096, pattern=r"^[^\x00\n]*$")]
+
 T = TypeVar("T")
 S = TypeVar("S", bound=Sandbox)
 
 
 class LocalOptions(BaseModel):
-    """What all runtimes of this machine can be told."""
+    """Options of all runtimes of this machine."""
 
     model_config = {"extra": "forbid", "frozen": True}
 
     output_limit: int = Field(default=DEFAULT_OUTPUT_LIMIT, ge=1024, le=256 * MIB)
-    """Bytes kept of each command's stdout and of its stderr."""
+    """Maximum bytes stored of each command's stdout and stderr."""
     limits: Limits = Limits()
+    environment: dict[EnvironmentName, EnvironmentValue] = Field(default_factory=dict, max_length=100)
+    """Variables that every command begins with, such as PYTHONHASHSEED or TZ; a harness's own come after."""
 
 
 class ClosedOptions(LocalOptions):
-    """Of runtimes whose sandboxes have a network of their own."""
+    """Options of runtimes whose sandboxes have their own network."""
 
     network: Network = Network()
 
 
 class LocalSandbox(Sandbox):
-    """A sandbox made of directories below a root of its own and supervised processes."""
+    """A sandbox of directories below its own root and supervised processes."""
 
     def __init__(
         self,
@@ -79,7 +84,7 @@ class LocalSandbox(Sandbox):
         group: Cgroup | None = None,
         owner: int | None = None,
     ) -> None:
-        """`group` keeps the limits it can; the files belong to `owner`, or else to the node's user."""
+        """Enforce the limits that `group` can; the files belong to `owner`, or else to the node's user."""
         self.spec = spec
         self.host = host
         self.root = host.sandboxes / spec.name
@@ -90,20 +95,20 @@ class LocalSandbox(Sandbox):
 
     @abstractmethod
     def launch(self, command: Command, stdout: Path, stderr: Path) -> Launch:
-        """How the host starts a command of this sandbox."""
+        """Return how the host starts a command of this sandbox."""
 
     def host_launch(
         self, command: Command, stdout: Path, stderr: Path, argv: tuple[str, ...], **own: Any
     ) -> Launch:
-        """A launch of `argv` as every command of this machine's sandboxes is launched, but for `own`."""
+        """Return a launch of `argv` with the defaults of all local sandboxes, except for `own`."""
         common: dict[str, Any] = {
             "stdin": command.stdin,
             "stdout": stdout,
             "stderr": stderr,
             "output_limit": self.options.output_limit,
             "limits": self.resource_limits,
-            "groups": self.group.entrances if self.group else (),
-            "watched": self.watched,
+            "groups": self.group.join_files if self.group else (),
+            "watched": self.watched_limits,
             "directories": tuple(self.writable.values()),
         }
         return Launch(argv, **{**common, **own})
@@ -112,31 +117,30 @@ class LocalSandbox(Sandbox):
         return tool.target
 
     def attend(self, running: Supervised) -> AbstractAsyncContextManager[None]:
-        """What the node does for a command while it runs."""
+        """Return a context for what the node does while a command runs."""
         return nullcontext()
 
     @property
     def env(self) -> dict[str, str]:
         """The environment every command begins with."""
-        return {**CONSTANT_ENV, "HOME": str(self.home), "TMPDIR": str(self.tmp)}
+        return {**CONSTANT_ENV, "HOME": str(self.home), "TMPDIR": str(self.tmp), **self.options.environment}
 
     @property
     def writable(self) -> dict[PurePosixPath, Path]:
-        """Directories inside → where they are on the host."""
+        """Directories inside, with their paths on the host."""
         files = self.root / FILES
         return {self.workspace: files / "workspace", self.home: files / "home", self.tmp: files / "tmp"}
 
     @property
     def resource_limits(self) -> dict[str, int]:
-        """What the kernel keeps each process to."""
         limits = {"core": 0, "nofile": 65_536}
         if self.options.limits.disk is not None:
             limits["fsize"] = int(self.options.limits.disk)
         return limits
 
     @property
-    def watched(self) -> dict[Limit, int]:
-        """The limits that nothing but looking keeps."""
+    def watched_limits(self) -> dict[Limit, int]:
+        """The limits that are only enforced by polling."""
         limits = self.options.limits
         enforced = self.group.enforces if self.group else frozenset()
         wanted = {Limit.MEMORY: limits.memory, Limit.PIDS: limits.pids, Limit.DISK: limits.disk}
@@ -161,7 +165,7 @@ class LocalSandbox(Sandbox):
         hit = {limit for limit, count in self.meters.refusals().items() if count > before.get(limit, 0)}
         hit |= {Limit.DISK} if disk.is_full(self.root) else set()
         hit |= {running.exceeded} if running.exceeded else set()
-        # The machine had no memory for a sandbox that kept to its own limit.
+        # The machine ran out of memory although the sandbox stayed below its own limit.
         is_short = self.options.limits.memory is not None and self.meters.memory_kills() > kills_before
         is_killed = is_short or self.is_killed_from_outside(exit_code)
         is_killed = is_killed and not timed_out and Limit.MEMORY not in hit and running.exceeded is None
@@ -173,10 +177,7 @@ class LocalSandbox(Sandbox):
         return self.group or Cgroup({})
 
     def is_killed_from_outside(self, reported: int) -> bool:
-        """Whether an end was none that the command itself, or a process beside it, could have brought about.
-
-        What is reported is the end of what holds the sandbox: a signal inside shows as an exit code.
-        """
+        """Whether nothing inside can have caused this end of the sandbox's own process."""
         return reported < 0
 
     def _end_strays(self) -> None:
@@ -185,11 +186,11 @@ class LocalSandbox(Sandbox):
             self.group.kill()
 
     async def conclude(self, running: Supervised, timeout: float) -> tuple[int, bool]:
-        """See a command to its end: its exit code, and whether the timeout ended it."""
+        """Wait for a command; return its exit code and whether it timed out."""
         return await running.run(timeout)
 
     def exit_code(self, reported: int) -> int:
-        """The command's own: what holds a sandbox passes a signal on as 128 + its number, as shells do."""
+        """Return the command's own exit code: the sandbox's process reports a signal as 128 + its number."""
         return 128 - reported if 128 < reported <= 128 + 64 else reported
 
     async def upload(self, path: PurePosixPath, data: bytes, *, executable: bool = False) -> None:
@@ -207,13 +208,13 @@ class LocalSandbox(Sandbox):
             await asyncio.to_thread(self.group.kill)
 
     async def snapshot(self, name: str) -> None:
-        await asyncio.to_thread(disk.keep, self.root, self.host.snapshots / name)
+        await asyncio.to_thread(disk.copy_files, self.root, self.host.snapshots / name)
 
     async def stop(self) -> None:
-        await to_its_end(asyncio.create_task(self.clear_away()))
+        await finish_despite_cancellation(asyncio.create_task(self.clear_away()))
 
     async def clear_away(self) -> None:
-        """What `stop` does, whether or not it is cancelled."""
+        """Kill and remove everything, even if `stop` is cancelled."""
         await self.kill()
         await asyncio.to_thread(self._remove)
 
@@ -225,10 +226,10 @@ class LocalSandbox(Sandbox):
                 disk.remove_disk(self.root)
                 remove_tree(self.root)
         except OSError as error:
-            raise SandboxError(f"{self.root}: could not be removed: {error}") from None
+            raise SandboxError(f"{self.root}: cannot be removed: {error}") from None
 
     def _locate(self, path: PurePosixPath) -> tuple[Path | str, tuple[str, ...]]:
-        """The host directory that holds a path inside, and the way from there."""
+        """Return the host directory that contains a path inside, and the rest of the path."""
         absolute = self.workspace / path
         if ".." in absolute.parts or "\0" in str(path):
             raise PathRefused(f"{path}: must not contain '..'")
@@ -236,11 +237,13 @@ class LocalSandbox(Sandbox):
             if absolute.is_relative_to(inside) and absolute != inside:
                 return base, absolute.relative_to(inside).parts
         names = ", ".join(map(str, self.writable))
-        raise PathRefused(f"{path}: not below a writable directory of the sandbox", hint=f"these are {names}")
+        raise PathRefused(
+            f"{path}: not below a writable directory of the sandbox", hint=f"use one of {names}"
+        )
 
 
-async def to_its_end(working: asyncio.Task[T]) -> T:
-    """Do what must not be left half done: a cancellation takes effect only when it is finished."""
+async def finish_despite_cancellation(working: asyncio.Task[T]) -> T:
+    """Wait for a task even if cancelled; the cancellation takes effect once it is done."""
     try:
         return await asyncio.shield(working)
     except asyncio.CancelledError:
@@ -248,11 +251,11 @@ async def to_its_end(working: asyncio.Task[T]) -> T:
         raise
 
 
-async def started_whole(make: Callable[[], S]) -> S:
-    """A sandbox made in a thread; if the call is cancelled meanwhile, the sandbox is stopped again."""
+async def make_in_thread(make: Callable[[], S]) -> S:
+    """Make a sandbox in a thread; if the call is cancelled meanwhile, stop the sandbox again."""
     making = asyncio.create_task(asyncio.to_thread(make))
     try:
-        return await to_its_end(making)
+        return await finish_despite_cancellation(making)
     except asyncio.CancelledError:
         if making.exception() is None:
             await making.result().stop()
@@ -260,10 +263,8 @@ async def started_whole(make: Callable[[], S]) -> S:
 
 
 class LocalRuntime(Runtime):
-    """A runtime whose sandboxes are on the node's machine."""
-
     engine_name: ClassVar[str | None] = None
-    """The container engine whose sandboxes these are; None: this machine's own."""
+    """The container engine of these sandboxes; None if they have none."""
 
     @classmethod
     async def enforcement(cls) -> Mapping[str, str]:
@@ -281,29 +282,29 @@ def start_supervised(launch: Launch, root: Path) -> Supervised:
     try:
         return Supervised(launch, root / "pids")
     except OSError as error:
-        raise SandboxError(f"a command could not be started in {root}: {error}") from None
+        raise SandboxError(f"cannot start a command in {root}: {error}") from None
     except ValueError as error:
-        raise SandboxError(f"the command cannot be run as it is: {error}") from None
+        raise SandboxError(f"invalid command: {error}") from None
 
 
 def _make_root(spec: SandboxSpec, host: Host) -> Path:
     root = host.sandboxes / spec.name
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # First what a sandbox is reaped by, so that one half made is not left behind either.
+        # Written first, so that even a half-made sandbox can be reaped.
         (root / "pids").mkdir()
         (host.logs / spec.name).mkdir(mode=0o700, parents=True, exist_ok=True)
     except FileExistsError:
-        raise SandboxError(f"{root}: already holds a sandbox", hint="stop or reap it first") from None
+        raise SandboxError(f"{root}: already contains a sandbox", hint="stop or reap it first") from None
     except OSError as error:
-        raise _no_sandbox(root, error) from None
+        raise _creation_error(root, error) from None
     return root
 
 
 def make_sandbox(
     spec: SandboxSpec, host: Host, limits: Limits, owner: int | None = None, engine: str | None = None
 ) -> Cgroup | None:
-    """Root, disk and, unless an engine keeps the limits, group of a new sandbox; all or nothing."""
+    """Create root, disk and, unless an engine enforces the limits, group of a sandbox; all or nothing."""
     root = _make_root(spec, host)
     try:
         if engine is not None:
@@ -313,18 +314,17 @@ def make_sandbox(
     except BaseException as error:
         reap_sandbox(root)
         if isinstance(error, OSError):
-            raise _no_sandbox(root, error) from None
+            raise _creation_error(root, error) from None
         raise
 
 
-def _no_sandbox(root: Path, error: OSError) -> SandboxError:
+def _creation_error(root: Path, error: OSError) -> SandboxError:
     passing = error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN)
     kind = SandboxUnavailable if passing else SandboxError
-    return kind(f"no sandbox can be made in {root}: {error.strerror}")
+    return kind(f"cannot create a sandbox in {root}: {error.strerror}")
 
 
 def enforcement() -> dict[str, str]:
-    """How the limits of sandboxes are kept on this machine."""
     kept = dict.fromkeys((Limit.MEMORY, Limit.PIDS), "watched")
     kept[Limit.CPU] = "not limited: control groups are not writable"
     for hierarchy in cgroups.usable_hierarchies():
@@ -340,7 +340,7 @@ def enforcement() -> dict[str, str]:
 
 
 def reap_sandbox(root: Path) -> None:
-    """End the processes of one sandbox of a previous life and remove all that is left of it."""
+    """End the processes of a sandbox that an earlier process left, and remove it."""
     for pid_file in (root / "pids").glob("*.json"):
         if leftover := ProcessIdentity.load(pid_file):
             leftover.end(grace=GRACE_SECONDS + 5.0)
@@ -352,7 +352,7 @@ def reap_sandbox(root: Path) -> None:
 
 
 def reap_sandboxes(host: Host, engine: str | None = None) -> int:
-    """Reap every sandbox of an engine (None: of this machine itself), and all snapshots; how many."""
+    """Reap every sandbox of an engine (None: of no engine) and all snapshots; return how many."""
     reaped = 0
     for root in host.sandboxes.iterdir() if host.sandboxes.is_dir() else ():
         if root.is_symlink() or not (root / "pids").is_dir():

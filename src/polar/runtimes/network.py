@@ -1,7 +1,7 @@
-"""The network of sandboxes that have one of their own: the gateway, and a proxy to what a task's list allows.
+"""The network of closed sandboxes: the gateway, and a proxy to what a task's allow list names.
 
-What the proxy enforces is the address and port: names are resolved here, once, and the connection goes to the
-very address that was checked. What passes through a tunnel is the sandbox's own affair.
+The proxy enforces address and port: names are resolved here, once, and the connection goes to the very
+address that was checked. What passes through a tunnel is up to the sandbox.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ log = logging.getLogger(__name__)
 
 _CHUNK = 65536
 MAX_CONNECTIONS = 256
-"""Of one listener at a time: a sandbox shall not use up the node's descriptors."""
+"""Maximum connections per listener, so that a sandbox cannot use up the node's descriptors."""
 
 
 def reachable_host(host: str) -> str:
-    """Where a server that listens on `host` is reached from the same machine."""
+    """Return the address of a server that listens on `host`, for clients on the same machine."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
 
 
@@ -38,14 +38,13 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, 
 
 
 @asynccontextmanager
-async def served(listener: socket.socket, handle: Handler, *, limit: int = _CHUNK) -> AsyncIterator[None]:
-    """While inside, `handle` attends to whoever connects to `listener`; connections end with it.
-
-    Who comes when there are too many is hung up on.
-    """
+async def serve_listener(
+    listener: socket.socket, handle: Handler, *, limit: int = _CHUNK
+) -> AsyncIterator[None]:
+    """Handle connections to `listener` during the block, closing those beyond the limit at once."""
     connections: set[asyncio.Task[None]] = set()
 
-    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def on_connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(connections) >= MAX_CONNECTIONS:
             writer.transport.abort()
             return
@@ -53,8 +52,8 @@ async def served(listener: socket.socket, handle: Handler, *, limit: int = _CHUN
         connections.add(task)
         task.add_done_callback(connections.discard)
 
-    # Begun only where its end is certain: a cancelled start would leave the loop with a closed descriptor.
-    server = await asyncio.start_server(connected, sock=listener, limit=limit, start_serving=False)
+    # Started inside the try block: a cancelled start would leave the loop with a closed descriptor.
+    server = await asyncio.start_server(on_connect, sock=listener, limit=limit, start_serving=False)
     try:
         await server.start_serving()
         yield
@@ -67,8 +66,8 @@ async def served(listener: socket.socket, handle: Handler, *, limit: int = _CHUN
 
 
 @asynccontextmanager
-async def forwarded(listener: socket.socket, host: str, port: int) -> AsyncIterator[None]:
-    """While inside, whoever connects to `listener` talks to `host:port`."""
+async def forward(listener: socket.socket, host: str, port: int) -> AsyncIterator[None]:
+    """Forward connections to `listener` to `host:port` during the block."""
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -82,7 +81,7 @@ async def forwarded(listener: socket.socket, host: str, port: int) -> AsyncItera
         finally:
             writer.close()
 
-    async with served(listener, carry):
+    async with serve_listener(listener, carry):
         yield
 
 
@@ -92,14 +91,13 @@ async def join(
     far_reader: asyncio.StreamReader,
     far_writer: asyncio.StreamWriter,
 ) -> None:
-    """Copy in both directions until both have ended."""
     async with asyncio.TaskGroup() as both:
         both.create_task(copy(reader, far_writer))
         both.create_task(copy(far_reader, writer))
 
 
 async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Copy to the end of the stream and pass the end on; a broken connection is also an end."""
+    """Copy to the end of the stream and pass the end on; a broken connection counts as an end."""
     try:
         while data := await reader.read(_CHUNK):
             await send(writer, data)
@@ -110,8 +108,8 @@ async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 async def send(writer: asyncio.StreamWriter, data: bytes) -> None:
-    """Write, at the other side's pace; OSError if the connection is over."""
-    # Of a connection that was closed here asyncio drops what is written, and uvloop raises RuntimeError.
+    """Write and wait for the other side; raise OSError if the connection is closed."""
+    # After a local close, asyncio drops what is written and uvloop raises RuntimeError.
     if writer.is_closing():
         raise ConnectionResetError("the connection was closed")
     writer.write(data)
@@ -124,30 +122,28 @@ CONNECT_SECONDS = 30.0
 MAX_NAMES_COUNTED = 100
 
 _HOP_HEADERS = {b"connection", b"proxy-connection", b"keep-alive", b"proxy-authorization", b"host", b"te"}
-"""Between client and proxy alone, or said anew by the proxy."""
+"""Headers that concern only client and proxy, or that the proxy sets itself."""
 _REASONS = {400: "Bad Request", 403: "Forbidden", 502: "Bad Gateway"}
 
 
 def proxy_environment(allowed: AllowList, port: int) -> dict[str, str]:
-    """The variables by which programs find a proxy on the loopback; the gateway is reached without it."""
+    """Return the variables by which programs find the proxy; the gateway is reached without it."""
     direct = {"127.0.0.1", LOCALHOST, "::1"} - {wanted.host for wanted in allowed.destinations}
     url = f"http://127.0.0.1:{port}"
     values = {"HTTP_PROXY": url, "HTTPS_PROXY": url, "NO_PROXY": ",".join(sorted(direct | {"127.0.0.1"}))}
     return values | {name.lower(): value for name, value in values.items()}
 
 
-class Refused(Exception):
-    """What a client is told instead of being connected: a status and a text."""
+class ProxyRefusal(Exception):
+    """A status and a text that a client gets instead of a connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The head of what a client asks of the proxy."""
-
     method: str
     wanted: Destination
     path: str | None
-    """None: a tunnel is asked for."""
+    """The path; None if a tunnel is requested."""
     headers: tuple[bytes, ...]
 
     @classmethod
@@ -155,44 +151,41 @@ class Request:
         line, *headers = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
         match = re.fullmatch(rb"([A-Z]{1,20}) ([\x21-\x7e]{1,60000}) HTTP/1\.[01]", line)
         if not match:
-            raise Refused(400, "not a request of HTTP/1")
+            raise ProxyRefusal(400, "not an HTTP/1 request")
         method, target = match[1].decode(), match[2].decode()
         if method == "CONNECT":
             return cls(method, _destination(target, None), None, tuple(headers))
         form = re.fullmatch(r"http://([^/?#]+)([^#]*)", target, re.IGNORECASE)
         if not form:
-            raise Refused(400, "the proxy takes CONNECT host:port and http:// addresses")
+            raise ProxyRefusal(400, "the proxy accepts CONNECT host:port and http:// URLs")
         path = form[2] if form[2].startswith("/") else f"/{form[2]}"
         return cls(method, _destination(form[1], 80), path, tuple(headers))
 
-    def forwarded(self) -> bytes:
-        """The head as the server gets it: for one request, to the host that was checked."""
+    def server_head(self) -> bytes:
+        """Return the head for the server: for a single request, to the host that was checked."""
         host = str(self.wanted).removesuffix(":80")
         lines = [f"{self.method} {self.path} HTTP/1.1".encode(), f"Host: {host}".encode()]
-        # A line that continues another would otherwise hide what it continues.
+        # A continuation line could otherwise hide the header it continues.
         kept = [line for line in self.headers if line[:1] not in b" \t" and _name(line) not in _HOP_HEADERS]
         return b"\r\n".join([*lines, *kept, b"Connection: close", b"", b""])
 
     @property
     def body_bytes(self) -> int | None:
-        """How much follows the head; None: until it ends."""
+        """The length of the body; None if it extends to the end of the connection."""
         values = {_name(line): line.partition(b":")[2].strip() for line in self.headers}
         if b"transfer-encoding" in values:
             return None
         length = values.get(b"content-length", b"0")
         if not re.fullmatch(rb"[0-9]{1,15}", length):
-            raise Refused(400, "Content-Length is not a number")
+            raise ProxyRefusal(400, "Content-Length is not a number")
         return int(length)
 
 
 class ForwardProxy:
-    """Answers the connections of one sandbox."""
-
     def __init__(self, allowed: AllowList, session_id: str) -> None:
         self._allowed = allowed
         self._session_id = session_id
         self.refused: Counter[str] = Counter()
-        """How often each server was asked for that is not allowed."""
 
     def log_refusals(self) -> None:
         for name, count in self.refused.items():
@@ -203,12 +196,12 @@ class ForwardProxy:
             async with asyncio.timeout(HEAD_SECONDS):
                 head = await reader.readuntil(b"\r\n\r\n")
             await self._answer(Request.parse(head), reader, writer)
-        except Refused as refusal:
-            await _tell(writer, refusal)
+        except ProxyRefusal as refusal:
+            await _send_refusal(writer, refusal)
         except asyncio.LimitOverrunError:
-            await _tell(writer, Refused(400, f"a head of more than {MAX_HEAD_BYTES} bytes"))
+            await _send_refusal(writer, ProxyRefusal(400, f"the request head exceeds {MAX_HEAD_BYTES} bytes"))
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
-            return  # The client is gone, or never said what it wants.
+            return  # The client is gone, or sent no request.
         finally:
             writer.close()
 
@@ -222,7 +215,7 @@ class ForwardProxy:
                 await send(writer, b"HTTP/1.1 200 Connection established\r\n\r\n")
                 await join(reader, writer, far_reader, far_writer)
                 return
-            await send(far_writer, request.forwarded())
+            await send(far_writer, request.server_head())
             sending = asyncio.create_task(_send_body(reader, far_writer, body_bytes))
             try:
                 await copy(far_reader, writer)
@@ -240,26 +233,26 @@ class ForwardProxy:
                 return await self._connect_checked(wanted)
         except (OSError, TimeoutError) as error:
             reason = str(error) or "no answer"
-            raise Refused(502, f"{wanted} cannot be reached: {reason}") from None
+            raise ProxyRefusal(502, f"{wanted} cannot be reached: {reason}") from None
 
     async def _connect_checked(
         self, wanted: Destination
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """To one of the addresses that the name has now and may have."""
+        """Connect to one of the permitted addresses that the name resolves to now."""
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(wanted.host, wanted.port, type=socket.SOCK_STREAM)
         addresses = dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found)
         admitted = [text for text in addresses if self._allowed.admits(wanted, ip_address(text))]
         if not admitted:
-            raise self._refusal(wanted, f"has an address that is not public: {', '.join(addresses)}")
+            raise self._refusal(wanted, f"resolves to a private address: {', '.join(addresses)}")
         for text in admitted[:-1]:
             try:
                 return await asyncio.open_connection(text, wanted.port)
             except OSError:
-                continue  # The next one may answer.
+                continue  # The next address may answer.
         return await asyncio.open_connection(admitted[-1], wanted.port)
 
-    def _refusal(self, wanted: Destination, why: str) -> Refused:
+    def _refusal(self, wanted: Destination, why: str) -> ProxyRefusal:
         name = str(wanted)
         if name not in self.refused:
             if len(self.refused) >= MAX_NAMES_COUNTED:
@@ -267,7 +260,7 @@ class ForwardProxy:
             else:
                 log.warning("session %s: refused a connection: %s %s", self._session_id, wanted, why)
         self.refused[name] += 1
-        return Refused(403, f"{wanted} {why}")
+        return ProxyRefusal(403, f"{wanted} {why}")
 
 
 async def _send_body(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, count: int | None) -> None:
@@ -281,7 +274,7 @@ async def _send_body(reader: asyncio.StreamReader, writer: asyncio.StreamWriter,
         writer.close()
 
 
-async def _tell(writer: asyncio.StreamWriter, refusal: Refused) -> None:
+async def _send_refusal(writer: asyncio.StreamWriter, refusal: ProxyRefusal) -> None:
     status, text = refusal.args
     body = f"polar: {text}\n".encode()
     head = (
@@ -298,9 +291,9 @@ def _destination(authority: str, default_port: int | None) -> Destination:
     try:
         wanted = Destination.parse(text)
     except ValueError:
-        raise Refused(403, f"{text[:300]!r} is not the name of a server") from None
+        raise ProxyRefusal(403, f"{text[:300]!r} is not a server name") from None
     if wanted.host.startswith("*."):
-        raise Refused(403, f"{text[:300]!r} is not the name of a server")
+        raise ProxyRefusal(403, f"{text[:300]!r} is not a server name")
     return wanted
 
 
@@ -309,20 +302,20 @@ def _name(line: bytes) -> bytes:
 
 
 GATEWAY_PORT = 47100
-"""Where the gateway is found on the loopback of every sandbox; high, to be in no agent's way."""
+"""The gateway's port on the loopback of every sandbox; high, to avoid conflicts."""
 PROXY_PORT = 47101
-"""Where the proxy is found, in sandboxes that are allowed more than the gateway."""
+"""The proxy's port, in sandboxes with an allow list."""
 
 
 class Network(BaseModel):
-    """What a task asks to reach besides the gateway."""
+    """What a task may reach besides the gateway."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     allow: tuple[Annotated[str, AfterValidator(lambda text: str(Destination.parse(text)))], ...] = Field(
         default=(), max_length=256
     )
-    """`host:port` each; `*.domain:port` names all hosts below a domain."""
+    """Servers as `host:port`; `*.domain:port` covers all hosts below a domain."""
 
     @property
     def allowed(self) -> AllowList:
@@ -330,24 +323,23 @@ class Network(BaseModel):
 
     @property
     def ports(self) -> tuple[int, ...]:
-        """Where the node listens on the sandbox's loopback."""
+        """The ports on the sandbox's loopback where the node listens."""
         return (GATEWAY_PORT, PROXY_PORT) if self.allow else (GATEWAY_PORT,)
 
     @property
     def env(self) -> dict[str, str]:
-        """What tells the sandbox's programs of the proxy."""
         return proxy_environment(self.allowed, PROXY_PORT) if self.allow else {}
 
     @asynccontextmanager
-    async def attended(self, listeners: Sequence[socket.socket], spec: SandboxSpec) -> AsyncIterator[None]:
-        """While inside, the node serves its listeners in the sandbox, given in the order of `ports`."""
+    async def serve(self, listeners: Sequence[socket.socket], spec: SandboxSpec) -> AsyncIterator[None]:
+        """Serve the listeners, given in the order of `ports`, during the block."""
         async with AsyncExitStack() as stack:
             for listener in listeners:
                 stack.callback(listener.close)
             for gateway in listeners[:1]:
-                await stack.enter_async_context(forwarded(gateway, spec.gateway_host, spec.gateway_port))
+                await stack.enter_async_context(forward(gateway, spec.gateway_host, spec.gateway_port))
             for listener in listeners[1:]:
                 proxy = ForwardProxy(self.allowed, spec.name)
                 stack.callback(proxy.log_refusals)
-                await stack.enter_async_context(served(listener, proxy.serve, limit=MAX_HEAD_BYTES))
+                await stack.enter_async_context(serve_listener(listener, proxy.serve, limit=MAX_HEAD_BYTES))
             yield

@@ -1,4 +1,4 @@
-"""Plain processes with private directories: for trusted work, since nothing hides the host from them."""
+"""Plain processes with private directories: for trusted work, since the host is fully visible to them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from polar.runtimes.local import (
     LocalOptions,
     LocalRuntime,
     LocalSandbox,
+    make_in_thread,
     make_sandbox,
-    started_whole,
 )
 from polar.runtimes.network import reachable_host
 from polar.runtimes.processes import SANDBOX_VARIABLE
@@ -25,7 +25,7 @@ from polar.runtimes.supervision import Launch
 
 
 class ProcessSandbox(LocalSandbox):
-    """Paths inside are paths of the host."""
+    """A sandbox whose paths inside are those of the host."""
 
     def __init__(self, spec: SandboxSpec, host: Host, options: LocalOptions, group: Cgroup | None) -> None:
         super().__init__(spec, host, options, group)
@@ -44,7 +44,7 @@ class ProcessSandbox(LocalSandbox):
         return reported
 
     def is_killed_from_outside(self, reported: int) -> bool:
-        """Taken for granted of what no process survives: nothing here keeps an agent from its own harness."""
+        """Whether it was killed with SIGKILL; nothing here prevents an agent from killing its own harness."""
         return reported == -signal.SIGKILL
 
     def launch(self, command: Command, stdout: Path, stderr: Path) -> Launch:
@@ -59,9 +59,7 @@ class ProcessRuntime(LocalRuntime):
         @classmethod
         def _network_is_the_hosts(cls, given: Any) -> Any:
             if isinstance(given, dict) and "network" in given:
-                raise ValueError(
-                    "network: a plain process cannot be kept to a list; use bubblewrap or docker"
-                )
+                raise ValueError("network: plain processes cannot be restricted; use bubblewrap or docker")
             return given
 
     options: Options
@@ -71,6 +69,6 @@ class ProcessRuntime(LocalRuntime):
         return None if sys.platform == "linux" else "the process runtime needs Linux; run Polar there"
 
     async def start(self, spec: SandboxSpec, host: Host) -> Sandbox:
-        return await started_whole(
+        return await make_in_thread(
             lambda: ProcessSandbox(spec, host, self.options, make_sandbox(spec, host, self.options.limits))
         )

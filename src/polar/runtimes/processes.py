@@ -1,4 +1,4 @@
-"""Processes named so that a recycled pid is never mistaken for one of ours, and their certain end."""
+"""Identifies processes so that a reused pid is never mistaken for one of ours, and ends them reliably."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 SANDBOX_VARIABLE = "POLAR_SANDBOX"
-"""Names the sandbox's root in the environment of its processes, so that strays can be found."""
+"""The environment variable with the sandbox's root, by which stray processes are found."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """A process and nobody else that will ever have its pid."""
+    """A process, distinguished from any other that later has its pid."""
 
     pid: int
     start_time: int
-    """Clock ticks after boot, as the kernel has it."""
+    """The kernel's start time in clock ticks after boot."""
     boot_id: str
 
     @classmethod
     def of(cls, pid: int) -> ProcessIdentity | None:
-        """Who has this pid now; None if nobody has."""
+        """Identify the process with this pid; None if there is none."""
         fields = _stat(pid)
         if not fields or fields[0] in (b"Z", b"X"):
             return None
@@ -39,14 +39,14 @@ class ProcessIdentity:
 
     @classmethod
     def load(cls, path: Path) -> ProcessIdentity | None:
-        """None for a file that its writer did not finish."""
+        """Load an identity; None if the file is incomplete."""
         try:
             return cls(**json.loads(path.read_text()))
         except (OSError, ValueError, TypeError):
             return None
 
     def end(self, grace: float) -> bool:
-        """SIGTERM, then SIGKILL, if it is still this process; whether it was alive."""
+        """Send SIGTERM, then SIGKILL, if it is still this process; return whether it was running."""
         with pidfd(self.pid) as descriptor:
             if descriptor is None or ProcessIdentity.of(self.pid) != self:
                 return False
@@ -58,7 +58,7 @@ class ProcessIdentity:
 
 
 def end_strays(root: Path) -> int:
-    """Kill every process whose environment names this sandbox; how many there were."""
+    """Kill every process whose environment names this sandbox; return how many there were."""
     ended = 0
     while found := sum(_end_if_of(root, int(name)) for name in os.listdir("/proc") if name.isdigit()):
         ended += found
@@ -77,7 +77,7 @@ _BATCH = 256
 
 
 def inside(init: ProcessIdentity) -> set[int]:
-    """The live processes of a container other than its first: of its pid namespace, or below one of those."""
+    """Return the running processes of a container except its first: those in its pid namespace or below."""
     namespace = _pid_namespace(init.pid)
     if namespace is None or ProcessIdentity.of(init.pid) != init:
         return set()
@@ -86,17 +86,17 @@ def inside(init: ProcessIdentity) -> set[int]:
         if name.isdigit() and (fields := _stat(int(name))) and fields[0] not in (b"Z", b"X"):
             parents[int(name)] = int(fields[1])
     found = {pid for pid in parents if _pid_namespace(pid) == namespace}
-    # A nested namespace has another name, but its processes descend from ours.
+    # Processes in nested namespaces are found as descendants.
     while below := {pid for pid, parent in parents.items() if parent in found and pid not in found}:
         found |= below
     return found - {init.pid}
 
 
 def signal_inside(pids: set[int], init: ProcessIdentity, number: signal.Signals) -> None:
-    """Send a signal to those of the processes that still are the container's once we hold on to them."""
+    """Signal those processes that still belong to the container once a pidfd is open."""
     waiting = sorted(pids)
     while waiting:
-        # Not all at once: a node may have few descriptors and an agent many processes.
+        # In batches: a node may have few descriptors and an agent many processes.
         batch, waiting = waiting[:_BATCH], waiting[_BATCH:]
         with ExitStack() as stack:
             held = {pid: stack.enter_context(pidfd(pid)) for pid in batch}
@@ -106,11 +106,11 @@ def signal_inside(pids: set[int], init: ProcessIdentity, number: signal.Signals)
 
 
 def has_variable(pid: int, name: str, value: str) -> bool:
-    """Whether a process began with this in its environment."""
+    """Whether a process started with this environment variable."""
     try:
         return f"{name}={value}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
-        return False  # Gone, or another user's.
+        return False  # It ended, or belongs to another user.
 
 
 def _pid_namespace(pid: int) -> str | None:
@@ -121,7 +121,6 @@ def _pid_namespace(pid: int) -> str | None:
 
 
 def _stat(pid: int) -> list[bytes] | None:
-    """The fields of a process's status from its state on."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].split()
     except OSError:
@@ -135,7 +134,7 @@ def send_signal(descriptor: int, number: signal.Signals) -> None:
 
 @contextmanager
 def pidfd(pid: int) -> Iterator[int | None]:
-    """A handle that stays with this process even if its pid is given to another."""
+    """Open a handle that stays with this process even if its pid is reused."""
     try:
         descriptor = os.pidfd_open(pid)
     except OSError:

@@ -1,7 +1,7 @@
-"""The system calls that no sandboxed program needs, refused by a small filter the kernel runs.
+"""A seccomp filter for system calls that no sandboxed program needs.
 
-A list of what is refused, not of what is allowed: agents run any program there is. What is on it
-makes namespaces and mounts, reaches into the kernel, or talks past the network namespace.
+It lists what is refused rather than what is allowed, since agents run any program: calls that create
+namespaces and mounts, reach into the kernel, or bypass the network namespace.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ NUMBERS: dict[str, tuple[int, int]] = {
 X86_ONLY = {"iopl": 172, "ioperm": 173, "uselib": 134, "ustat": 136, "sysfs": 139, "modify_ldt": 154}
 
 ABSENT: dict[str, tuple[int, int]] = {
-    # Answered as by a kernel that does not have them, for which every program has another way. The
+    # Answered as by a kernel without them, for which every program has a fallback. The
     # flags of clone3 are behind a pointer, where a filter cannot look.
     "clone3": (435, 435),
     "io_uring_setup": (425, 425),
@@ -76,19 +76,19 @@ ON_PROCESSES: dict[str, tuple[tuple[int, int], int]] = {
     "process_vm_writev": ((311, 271), 0),
     "pidfd_open": ((434, 434), 0),
 }
-"""Refused for the sandbox's first process, whose memory decides what is told of the others' end."""
+"""Refused for the sandbox's first process, whose memory decides how the others' end is reported."""
 FIRST_PROCESS = 1
 
 CLONE, UNSHARE, SOCKET = (56, 220), (272, 97), (41, 198)
 NEW_NAMESPACES = 0x7E020000
 """CLONE_NEWNS, CGROUP, UTS, IPC, USER, PID and NET."""
 FAMILIES = (1, 2, 10, 16)
-"""Unix, IPv4, IPv6 and netlink; others (vsock above all) are not confined by a network namespace."""
+"""Unix, IPv4, IPv6 and netlink; others, above all vsock, bypass network namespaces."""
 
 
 @cache
 def program(machine: str | None = None) -> bytes | None:
-    """The filter as the kernel takes it; None for a processor whose system calls are not known here."""
+    """Return the filter in the kernel's format; None for processors whose system calls are unknown here."""
     machine = machine or platform.machine()
     if machine not in ARCHITECTURES:
         return None
@@ -102,7 +102,7 @@ def program(machine: str | None = None) -> bytes | None:
         _load(_NUMBER_AT),
     ]
     if machine == "x86_64":
-        # The x32 calling convention: the same calls under other numbers.
+        # The x32 ABI: the same calls under other numbers.
         steps.append(_op(_JUMP_AT_LEAST, 0x40000000, 0, 1) + _refuse(errno.ENOSYS))
     steps += [_if_equal(number, [_refuse(errno.EPERM)]) for number in refused]
     steps += [_if_equal(numbers[column], [_refuse(errno.ENOSYS)]) for numbers in ABSENT.values()]

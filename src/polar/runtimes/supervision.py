@@ -1,4 +1,4 @@
-"""Runs commands under the supervisor: nothing they start outlives them, the call, or the node."""
+"""Runs commands under a supervisor, so that nothing they start outlives them, the call, or the node."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from polar.runtimes.cgroups import usable_hierarchies
 from polar.runtimes.processes import ProcessIdentity
 
 SEND_SECONDS = 10.0
-"""How long it may take to take an order: it does nothing but fork."""
+"""Time limit for accepting an order: the template only forks."""
 
 _SOURCE = Path(supervisor.__file__)
 _COMPILED = Path(cache_from_source(str(_SOURCE)))
 _PROGRAM = str(_COMPILED if _COMPILED.is_file() else _SOURCE)
-"""Compiled, where importing it has left it so: Python does not keep what it compiles of a script."""
+"""The compiled program if importing it has produced one, since Python does not cache scripts."""
 
 
 class Template:
-    """A running supervisor program; it ends with this process, and what it forked does too."""
+    """A running supervisor program; it and everything it forked end with this process."""
 
     def __init__(self) -> None:
         self._orders: socket.socket | None = None
@@ -40,7 +40,7 @@ class Template:
         self._starting = Lock()
 
     def order(self, descriptors: list[int]) -> None:
-        """Have a supervisor forked that gets these descriptors; OSError if the machine cannot."""
+        """Fork a supervisor that gets these descriptors; raise OSError if the machine cannot."""
         with self._starting:
             if self._process is None or self._process.poll() is not None or self._owner != os.getpid():
                 self._begin()
@@ -48,17 +48,17 @@ class Template:
             try:
                 socket.send_fds(self._orders, [b"order"], descriptors)
             except (BrokenPipeError, ConnectionResetError):
-                # It was killed a moment ago.
+                # It was killed just now.
                 self._begin()
                 socket.send_fds(self._orders, [b"order"], descriptors)
             except TimeoutError:
                 raise SandboxUnavailable(
-                    f"process {self._process and self._process.pid}, which starts commands, does not answer",
-                    hint="was it stopped?",
+                    f"process {self._process and self._process.pid}, which starts commands, does not respond",
+                    hint="check whether it was stopped",
                 ) from None
 
     def _begin(self) -> None:
-        # A control group of version 2 that is to have groups below it must be asked before it has
+        # A v2 control group that will have groups below it must be queried before it has
         # a second process.
         usable_hierarchies()
         if self._orders is not None:
@@ -75,7 +75,7 @@ class Template:
                 pass_fds=[theirs.fileno()],
                 env={},
                 cwd="/",
-                # Ctrl-C in a terminal is for the node alone; it ends its sandboxes in order.
+                # Ctrl-C in a terminal reaches only the node, which ends its sandboxes in order.
                 start_new_session=True,
             )
         self._owner = os.getpid()
@@ -85,56 +85,53 @@ template = Template()
 
 
 GRACE_SECONDS = 2.0
-"""How long a command that ran out of time may take to end by itself."""
+"""Seconds that a command that timed out gets to end by itself."""
 END_SECONDS = 30.0
-"""How long killed processes may take to be gone before that is an error (they hang in the kernel)."""
+"""Seconds that killed processes may take to disappear before it is an error: they hang in the kernel."""
 
 
 def staged_path(number: int) -> Path:
-    """Where the command finds the staged source of this number."""
+    """Return where the command finds the staged source of this number."""
     return Path(supervisor.STAGE, str(number))
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One command as the host starts it."""
-
     argv: tuple[str, ...]
     env: Mapping[str, str]
     cwd: Path
     stdin: bytes | None
-    """None: nothing comes, but it stays open for as long as the node lives."""
+    """The input; None leaves stdin open and empty until the node ends."""
     stdout: Path
     stderr: Path
     output_limit: int
-    """Bytes of each output stream that are kept."""
+    """Maximum bytes stored of each output stream."""
     limits: Mapping[str, int] = field(default_factory=dict)
     """Resource limits by name (core, nofile, …)."""
     label: str = ""
-    """What the sandbox knows the command by."""
+    """The sandbox's name for the command."""
     closed_network_ports: tuple[int, ...] = ()
-    """Run in a network of its own, of which only listeners on these loopback ports are handed out."""
+    """If set, run in an empty network and return listeners on these loopback ports."""
     inherited: tuple[bytes, ...] = ()
     """Contents of files that the command finds open as descriptors 3, 4, …."""
     staged: tuple[Path, ...] = ()
-    """What the command finds as `staged_path(0)`, `staged_path(1)`, … whoever it runs as; for root alone."""
+    """Paths that the command finds as `staged_path(0)`, `staged_path(1)`, … as any user; requires root."""
     user: int | None = None
     """The user and group that the command runs as, if not the node's."""
     groups: tuple[str, ...] = ()
-    """Control groups to join before anything else is done, by the file to write to."""
+    """Files of control groups to join before anything else."""
     watched: Mapping[Limit, int] = field(default_factory=dict)
-    """Limits for the supervisor to keep by looking: memory, pids and disk."""
+    """Limits that the supervisor enforces by polling: memory, pids and disk."""
     directories: tuple[Path, ...] = ()
-    """Whose size is watched."""
     is_wrapped: bool = False
-    """The command is a sandbox's own process, which shall not be asked to end, only its content."""
+    """Whether the command is the sandbox's own process, which only ends with its content."""
 
 
 class Supervised:
-    """A running command; `ended` is done once neither it nor anything it started is left."""
+    """A running command; `ended` is done once nothing of it is left."""
 
     def __init__(self, launch: Launch, pids: Path) -> None:
-        """Start the command; `pids` gets a file that names its supervisor as long as it lives."""
+        """Start the command; `pids` gets a file that names its supervisor while it runs."""
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setblocking(False)
         self._stdin_end, stdin = _open_stdin(launch)
@@ -149,26 +146,23 @@ class Supervised:
         self._pids = pids
         self._pid: int | None = None
         self._life: int | None = None
-        """A pidfd of the supervisor."""
         self._listeners: asyncio.Future[list[socket.socket]] = asyncio.get_running_loop().create_future()
         self.ended = asyncio.create_task(self._watch())
-        """The exit code, negative for a signal."""
+        """Resolves to the exit code, negative for a signal."""
         self.label = launch.label
         self.exceeded: Limit | None = None
-        """The watched limit that ended the command."""
+        """The watched limit that ended the command, if any."""
 
     def terminate(self) -> None:
-        """Ask everything to end, and end it after the grace period."""
+        """Ask everything to end, and kill it after the grace period."""
         self._send(b"terminate")
 
     def kill(self) -> None:
         self._send(b"kill")
 
     async def listeners(self) -> list[socket.socket]:
-        """The listening sockets inside the command's closed network; the caller's own to close.
-
-        There are none once the command has ended: nobody is left to connect to them.
-        """
+        """Return the listening sockets in the command's network, for the caller to close; none once it
+        ended."""
         either: set[asyncio.Future[Any]] = {self._listeners, self.ended}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not self.ended.done():
@@ -179,7 +173,7 @@ class Supervised:
         return []
 
     async def run(self, timeout: float) -> tuple[int, bool]:
-        """The exit code, and whether the timeout ended the command. Cancelling kills before it returns."""
+        """Return the exit code and whether the command timed out. Cancelling kills it before returning."""
         try:
             try:
                 async with asyncio.timeout(timeout):
@@ -188,27 +182,27 @@ class Supervised:
                 self.terminate()
                 return await asyncio.wait_for(asyncio.shield(self.ended), GRACE_SECONDS + END_SECONDS), True
         except TimeoutError:
-            raise SandboxError(f"process {self._pid} could not be ended") from None
+            raise SandboxError(f"process {self._pid} cannot be ended") from None
         finally:
             if not self.ended.done():
                 await self.end()
 
     async def end(self) -> None:
-        """Kill, and wait until nothing is left, however it came to its end."""
+        """Kill the command and wait until nothing is left of it."""
         self.kill()
         done, _ = await asyncio.wait({self.ended}, timeout=END_SECONDS)
         if not done:
-            raise SandboxError(f"process {self._pid} could not be ended")
+            raise SandboxError(f"process {self._pid} cannot be ended")
         if not self.ended.cancelled():
-            # Its supervisor may have been killed too. Whoever wants the end does not mind, and nobody else
-            # is going to ask.
+            # Its supervisor may have been killed too, which does not matter here, and nobody else
+            # will ask.
             self.ended.exception()
 
     def _send(self, message: bytes) -> None:
         try:
             self._control.send(message)
         except OSError:
-            return  # It has already ended.
+            return  # It has ended.
 
     async def _watch(self) -> int:
         pid_file = None
@@ -227,17 +221,18 @@ class Supervised:
                         self.exceeded = Limit(exceeded) if exceeded else None
                         return int(code)
                     case [b"failed", reason]:
-                        raise SandboxError(f"the command could not be started: {reason.decode()}")
+                        raise SandboxError(f"cannot start the command: {reason.decode()}")
                     case _:
                         raise SandboxUnavailable(
-                            "the command's supervisor was killed", hint="is memory short?"
+                            "the command's supervisor was killed",
+                            hint="check whether the machine ran out of memory",
                         )
         finally:
             self._control.close()
             if self._stdin_end:
                 self._stdin_end.close()
             if self._life is not None:
-                await _readable(self._life)
+                await _wait_readable(self._life)
                 os.close(self._life)
             if pid_file:
                 pid_file.unlink(missing_ok=True)
@@ -247,16 +242,16 @@ class Supervised:
 
 
 def _record(pid: int, directory: Path) -> Path | None:
-    """Name the supervisor for a later life of the node; nothing if it has already ended."""
+    """Record the supervisor for a restarted node; do nothing if it has ended."""
     identity = ProcessIdentity.of(pid)
     try:
         return identity.save(directory) if identity else None
     except OSError as error:
-        raise SandboxError(f"a command could not be started: {directory}: {error.strerror}") from None
+        raise SandboxError(f"cannot start a command: {directory}: {error.strerror}") from None
 
 
 def _open_stdin(launch: Launch) -> tuple[BinaryIO | None, BinaryIO]:
-    """The node's end of a command's stdin, if it has one, and the command's."""
+    """Return the node's end of a command's stdin, if it has one, and the command's end."""
     if launch.stdin is not None:
         return None, _memory_file(launch.stdin)
     command_end, node_end = os.pipe()
@@ -295,19 +290,19 @@ def _memory_file(data: bytes) -> BinaryIO:
 
 
 async def _receive(control: socket.socket) -> tuple[bytes, list[int]]:
-    """The next message with the descriptors that came along; empty once the other side is gone."""
+    """Receive the next message with its descriptors; it is empty once the other side has closed."""
     while True:
         try:
             message, descriptors, _, _ = socket.recv_fds(control, 65536, supervisor.MAX_DESCRIPTORS)
             return message, descriptors
         except BlockingIOError:
-            await _readable(control.fileno())
+            await _wait_readable(control.fileno())
         except ConnectionResetError:
             return b"", []
 
 
-async def _readable(descriptor: int) -> None:
-    """Wait until there is something to read, which of a pidfd there is when its process has ended."""
+async def _wait_readable(descriptor: int) -> None:
+    """Wait until a descriptor is readable, which a pidfd is when its process has ended."""
     loop = asyncio.get_running_loop()
     readable = loop.create_future()
     loop.add_reader(descriptor, readable.set_result, None)

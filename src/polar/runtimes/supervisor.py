@@ -1,26 +1,25 @@
-"""A program of its own: for each command a process that, however that ends, leaves nothing of it behind.
+"""A separate program that runs each command in a process tree of which nothing is left behind.
 
-Started once a node as `python -I -S supervisor.py ORDERS`. Python takes longer to start than a sandbox,
-and a supervisor's memory is nearly all the interpreter's; so the first process waits at ORDERS, a
+It is started once per node as `python -I -S supervisor.py ORDERS`. Python takes longer to start than a
+sandbox, and nearly all of a supervisor's memory is the interpreter's; so the first process waits at ORDERS, a
 socket, and forks a supervisor for every order. It imports nothing of Polar and little of the standard
 library, and ends when ORDERS closes.
 
-An order is a message with descriptors. CONTROL is a socket to whoever ordered; its closing means that
-they died. STDIN goes to the command; STDOUT and STDERR are the log files, to which the supervisor
-copies what the command writes. REQUEST is a marshalled dictionary; what follows are files that the
-command gets as descriptors 3, 4, ….
+An order is a message with descriptors. CONTROL is a socket to the sender; if it closes, the sender has died.
+STDIN goes to the command; STDOUT and STDERR are the log files to which the supervisor copies the command's
+output. REQUEST is a marshalled dictionary; the remaining files become the command's descriptors 3, 4, ….
 
-Started as `supervisor.py CONTROL PID PORT...` it does one other thing: it listens on the loopback of a
-container's network and hands the sockets out at CONTROL. So neither a container nor its image need to have
-anything for that, and nothing of ours runs inside.
+Started as `supervisor.py CONTROL PID PORT...`, it instead listens on the loopback of a container's network
+and sends the sockets to CONTROL. So neither a container nor its image needs anything for that, and none of
+our programs runs inside.
 
-A supervisor is the reaper of every orphan below it (PR_SET_CHILD_SUBREAPER), so a process that
-daemonises becomes its child instead of escaping. Limits that no control group keeps it watches itself.
+A supervisor is the reaper of every orphan below it (PR_SET_CHILD_SUBREAPER), so a process that daemonises
+becomes its child instead of escaping. It polls limits that no control group enforces.
 """
 
 from __future__ import annotations
 
-# The modules below `signal` and `socket`: importing those would double the start-up time.
+# Importing `signal` and `socket` themselves would double the start-up time.
 import _signal as signal  # type: ignore[import-not-found]
 import ctypes
 import fcntl
@@ -56,25 +55,23 @@ STAGE = "/tmp"
 WATCH_SECONDS, COUNT_SECONDS = 0.25, 0.5
 PAGE = os.sysconf("SC_PAGE_SIZE")
 MAX_DESCRIPTORS = 16
-COURTESY = 5
-"""How much nicer commands are than whoever serves them: many agents fill every core, and all of them wait
-for the one gateway, engine or trainer that finds no time."""
+NICENESS = 5
+"""Added to the niceness of commands, so that many agents do not starve gateway, engine or trainer."""
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 0x1
 
 libc = ctypes.CDLL(None, use_errno=True)
 
 
 def check(result: int, what: str) -> None:
-    """Raise if a C call failed."""
     if result != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
 
 
 def enter_closed_network() -> None:
-    """Leave the host's network for an empty one with only a loopback of its own."""
+    """Leave the host's network for one with only its own loopback."""
     if libc.unshare(CLONE_NEWNET) != 0:
-        # Without privileges, a network namespace can be had inside a user namespace of one's own.
+        # Without privileges, a network namespace requires a user namespace around it.
         uid, gid = os.getuid(), os.getgid()
         check(libc.unshare(CLONE_NEWUSER), "cannot make a user namespace")
         maps = (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1"))
@@ -91,27 +88,26 @@ def enter_closed_network() -> None:
     interface.close()
 
 
-def hand_out(control: socket, message: str, *descriptors: int) -> None:
-    """Send a message and descriptors with it."""
+def send_descriptors(control: socket, message: str, *descriptors: int) -> None:
     numbers = b"".join(number.to_bytes(4, sys.byteorder) for number in descriptors)
     control.sendmsg([message.encode()], [(SOL_SOCKET, SCM_RIGHTS, numbers)])
 
 
-def hand_out_listeners(control: socket, ports: list[int]) -> None:
-    """Listen inside the closed network and give the sockets to the host: the only ways in or out."""
+def send_listeners(control: socket, ports: list[int]) -> None:
+    """Listen inside the closed network and send the sockets to the host; there is no other way in or out."""
     listeners = []
     for port in ports:
         listener = socket(AF_INET, SOCK_STREAM)
         listener.bind(("127.0.0.1", port))
         listener.listen(128)
         listeners.append(listener)
-    hand_out(control, "listening", *(listener.fileno() for listener in listeners))
+    send_descriptors(control, "listening", *(listener.fileno() for listener in listeners))
     for listener in listeners:
         listener.close()
 
 
 def enter(pid: str, kind: str) -> None:
-    """Change to a namespace of another process, unless it is ours already."""
+    """Enter a namespace of another process, unless it is ours already."""
     theirs = f"/proc/{pid}/ns/{kind}"
     if os.readlink(theirs) == os.readlink(f"/proc/self/ns/{kind}"):
         return
@@ -121,16 +117,16 @@ def enter(pid: str, kind: str) -> None:
 
 def listen_in_container(control: socket, pid: str, ports: list[int]) -> None:
     try:
-        # A rootless engine's network belongs to its user namespace.
+        # The network of a rootless engine belongs to its user namespace.
         for kind in ("user", "net"):
             enter(pid, kind)
-        hand_out_listeners(control, ports)
+        send_listeners(control, ports)
     except OSError as error:
         control.send(f"failed {error}".encode())
 
 
 class CommandOutput:
-    """One stream of the command, copied to its log up to a limit and only drained beyond it."""
+    """One stream of the command, copied to its log up to a limit and discarded beyond it."""
 
     def __init__(self, log: int, limit: int) -> None:
         self.log = log
@@ -141,7 +137,7 @@ class CommandOutput:
         os.set_blocking(self.pipe, False)
 
     def copy(self) -> bool:
-        """Move what is there now; False once the stream has ended or nothing is waiting."""
+        """Copy what is available; return False once the stream has ended or is empty."""
         try:
             data = os.read(self.pipe, 65536)
         except BlockingIOError:
@@ -160,14 +156,11 @@ class CommandOutput:
             while data:
                 data = data[os.write(self.log, data) :]
         except OSError:
-            self.is_full = True  # The disk is full: the command goes on, its log ends here.
+            self.is_full = True  # The disk is full: the command continues, its log ends here.
 
 
 def stage(sources: list[str]) -> None:
-    """Show each source as STAGE/0, STAGE/1, … to this process and its children alone.
-
-    Whoever gives up root afterwards could not reach them where they are, below private directories.
-    """
+    """Mount each source as STAGE/0, STAGE/1, … for this process, which could not reach it without root."""
     check(libc.unshare(CLONE_NEWNS), "cannot make a mount namespace")
     check(libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None), "cannot make mounts private")
     opened = [os.open(source, os.O_PATH) for source in sources]
@@ -184,7 +177,7 @@ def stage(sources: list[str]) -> None:
 
 
 def become(user: int) -> None:
-    """Give up root for good, keeping the standard streams also for who opens them again by name."""
+    """Give up root for good, keeping the standard streams accessible by name."""
     for descriptor in (0, 1, 2):
         os.fchown(descriptor, user, user)
     os.setgroups([])
@@ -193,14 +186,14 @@ def become(user: int) -> None:
 
 
 def spawn(request: dict[str, Any], outputs: list[CommandOutput], inherited: list[int]) -> int:
-    """Start the command in a session of its own, under its limits."""
+    """Start the command in its own session, with its limits."""
     pid = os.fork()
     if pid:
         return pid
     argv = request["argv"]
     try:
         os.setsid()
-        os.nice(COURTESY)
+        os.nice(NICENESS)
         for entrance in request["groups"]:
             with open(entrance, "w") as file:
                 file.write("0")
@@ -211,7 +204,7 @@ def spawn(request: dict[str, Any], outputs: list[CommandOutput], inherited: list
             resource.setrlimit(kind, (value, value))
         for target, output in enumerate(outputs, start=1):
             os.dup2(output.command_end, target)
-        # First out of the way of the numbers they are to have.
+        # First moved away from the numbers they are to get.
         moved = [fcntl.fcntl(given, fcntl.F_DUPFD, 100) for given in inherited]
         for target, descriptor in enumerate(moved, start=3):
             os.dup2(descriptor, target)
@@ -231,7 +224,7 @@ def spawn(request: dict[str, Any], outputs: list[CommandOutput], inherited: list
 
 
 class Watch:
-    """Looks now and then whether the command's processes or files have become too much."""
+    """Checks periodically whether the command's processes or files exceed their limits."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         self.limits = request["watched"]
@@ -240,7 +233,6 @@ class Watch:
         self.next_count = time.monotonic() + WATCH_SECONDS
 
     def exceeded(self) -> str | None:
-        """The name of a limit that is passed."""
         self.next_look = time.monotonic() + WATCH_SECONDS
         if "memory" in self.limits or "pids" in self.limits:
             pids = descendants()
@@ -251,7 +243,7 @@ class Watch:
         if "disk" in self.limits and time.monotonic() >= self.next_count:
             started = time.monotonic()
             used = sum(map(disk_bytes, self.directories))
-            # A large tree is counted less often: never more than a twentieth of the time.
+            # A large tree is counted less often, to use at most a twentieth of the time.
             self.next_count = time.monotonic() + max(COUNT_SECONDS, 20 * (time.monotonic() - started))
             if used > self.limits["disk"]:
                 return "disk"
@@ -259,7 +251,7 @@ class Watch:
 
 
 def private_bytes(pid: int) -> int:
-    """Memory of a process that it does not share with files."""
+    """Return the memory of a process that it does not share with files."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:
             resident, shared = file.read().split()[1:3]
@@ -269,7 +261,7 @@ def private_bytes(pid: int) -> int:
 
 
 def disk_bytes(directory: str) -> int:
-    """What a directory takes on the disk; whatever changes meanwhile is counted next time."""
+    """Return the disk space of a directory; concurrent changes are counted next time."""
     used = 0
     waiting = [directory]
     while waiting:
@@ -285,10 +277,7 @@ def disk_bytes(directory: str) -> int:
 
 
 def descendants() -> list[int]:
-    """Every process below this one, found by going down from it.
-
-    A child that is just being born may be missed; whoever needs them all looks again.
-    """
+    """Return every process below this one, possibly except a child that is just starting."""
     children = children_of if os.path.exists(f"/proc/self/task/{os.getpid()}/children") else family_tree()
     found: list[int] = []
     waiting = [os.getpid()]
@@ -306,15 +295,12 @@ def children_of(pid: int) -> list[int]:
             with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
                 found += map(int, file.read().split())
     except OSError:
-        pass  # It ended while we looked.
+        pass  # It has just ended.
     return found
 
 
 def family_tree() -> Callable[[int], list[int]]:
-    """For kernels that do not tell a process's children: all of the machine's processes, by parent.
-
-    Where many supervisors end at once this is what they would all be busy with.
-    """
+    """Return all processes by parent, for kernels that do not list a process's children; this is costly."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if not name.isdigit():
@@ -323,14 +309,14 @@ def family_tree() -> Callable[[int], list[int]]:
             with open(f"/proc/{name}/stat", "rb") as file:
                 state, parent = file.read().rpartition(b") ")[2].split()[:2]
         except OSError:
-            continue  # It ended while we looked.
+            continue  # It has just ended.
         if state != b"Z":
             children.setdefault(int(parent), []).append(int(name))
     return lambda pid: children.get(pid, [])
 
 
 class Supervision:
-    """The command's life from its start until nothing of it is left."""
+    """The life of a command, from its start until nothing of it is left."""
 
     def __init__(self, control: socket, request: dict[str, Any], inherited: list[int]) -> None:
         self.control = control
@@ -388,18 +374,18 @@ class Supervision:
                 poll.unregister(descriptor)
 
     def terminate(self) -> None:
-        """Ask everyone to end. A wrapper (the sandbox's own process) takes the rest with it, so not it."""
+        """Ask all processes to end, except a wrapper (the sandbox's own process), which ends the rest."""
         self.must_end_by = min(self.must_end_by, time.monotonic() + self.grace)
         self.signal_all(signal.SIGTERM, {self.command} if self.is_wrapped else set())
 
     def end_tree(self) -> None:
-        """Kill until there is no child left, not even one that was born meanwhile."""
+        """Kill until no child is left, not even one that has just started."""
         while self.reap():
             self.signal_all(signal.SIGKILL, set())
             select.select([self.wake], [], [], 0.005)
 
     def reap(self) -> bool:
-        """Take in those who ended; whether anyone is left."""
+        """Reap ended children; return whether any are left."""
         try:
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -420,15 +406,14 @@ class Supervision:
 
 
 def supervise(control: socket, request: dict[str, Any], inherited: list[int]) -> None:
-    """Run one command to its end and tell of it."""
     try:
         myself = os.pidfd_open(os.getpid())
-        hand_out(control, f"began {os.getpid()}", myself)
+        send_descriptors(control, f"began {os.getpid()}", myself)
         os.close(myself)
         check(libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "cannot become a subreaper")
         if ports := request["closed_network_ports"]:
             enter_closed_network()
-            hand_out_listeners(control, ports)
+            send_listeners(control, ports)
         supervision = Supervision(control, request, inherited)
         message = f"exit {supervision.run()} {supervision.exceeded or ''}"
     except OSError as error:
@@ -436,11 +421,10 @@ def supervise(control: socket, request: dict[str, Any], inherited: list[int]) ->
     try:
         control.send(message.encode(errors="replace"))
     except OSError:
-        os._exit(1)  # Whoever ordered it is gone; so is the command.
+        os._exit(1)  # The sender is gone, and so is the command.
 
 
 def take_order(descriptors: list[int]) -> None:
-    """Be the supervisor that an order asks for."""
     os.setsid()
     control, stdin, stdout, stderr, request, *inherited = descriptors
     for target, descriptor in enumerate((stdin, stdout, stderr)):
@@ -456,7 +440,7 @@ def main() -> None:
     if len(sys.argv) > 2:
         return listen_in_container(orders, sys.argv[2], [int(port) for port in sys.argv[3:]])
     os.set_inheritable(orders.fileno(), False)
-    # The kernel takes in supervisors that ended: nobody here waits for them.
+    # The kernel reaps ended supervisors: nobody here waits for them.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     gc.freeze()
     while True:
@@ -467,7 +451,7 @@ def main() -> None:
         try:
             is_supervisor = os.fork() == 0
         except OSError:
-            is_supervisor = False  # Whoever ordered sees that nobody took it.
+            is_supervisor = False  # The sender notices that nobody accepted it.
         if is_supervisor:
             try:
                 orders.close()

@@ -1,1 +1,1 @@
-"""Tasks from files, and datasets out of results."""
+"""Tasks from files, and datasets from results."""

@@ -1,4 +1,4 @@
-"""A session's conversations as chat messages, each with its trace where the engine gave tokens."""
+"""A session's conversations as chat messages, each with its trace if the engine returned tokens."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from polar.trajectory.materialise import materialise
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SftConversation:
-    """What was said, in OpenAI's words, from the system prompt to the last answer."""
+    """A conversation in OpenAI's format, from the system prompt to the last answer."""
 
     messages: tuple[dict[str, Any], ...]
     prompt_messages: int
-    """How many of them stand before the first answer that is to be learnt."""
+    """The number of messages before the first answer that is to be learned."""
     tools: str
-    """What the harness offered, as JSON text: schemas of different tools have no columns in common."""
+    """The harness's tools as JSON text, since schemas of different tools have no columns in common."""
     lineage: Lineage
     trace: Trace | None
-    """None: the engine gave no tokens, and there is only text."""
+    """The trace; None if the engine returned only text."""
 
     @property
     def prompt(self) -> tuple[dict[str, Any], ...]:
@@ -39,7 +39,7 @@ class SftConversation:
 
 
 def conversations(recording: Recording) -> Iterator[SftConversation]:
-    """One for each trace; of a session without traces, one for each conversation that it ended with."""
+    """Yield one conversation per trace; without traces, one per conversation of the session."""
     by_id = {completion.id: completion for completion in recording.completions}
     if recording.trajectory.traces:
         for ref in recording.trajectory.traces:
@@ -52,7 +52,7 @@ def conversations(recording: Recording) -> Iterator[SftConversation]:
 
 
 def digest(found: Sequence[SftConversation]) -> bytes:
-    """Equal for two sessions in which the same was answered: in tokens where there are any, else in words."""
+    """Return a digest of the answers, in tokens if available, else in text."""
     seen = hashlib.sha256()
     for conversation in found:
         trace = conversation.trace
@@ -62,7 +62,6 @@ def digest(found: Sequence[SftConversation]) -> bytes:
 
 
 def _text_chains(completions: Sequence[Completion]) -> Iterator[list[Completion]]:
-    """From each completion that none continues, back to the first that it continues."""
     by_id = {completion.id: completion for completion in completions}
     continued = {_before(completion) for completion in by_id.values()}
     for last in by_id.values():
@@ -82,7 +81,7 @@ def _conversation(chain: Sequence[Completion], lineage: Lineage, trace: Trace | 
     last = chain[-1]
     said = [*last.messages, last.response]
     if trace is not None:
-        # A harness may echo less than was sampled, a thought for one; the tokens hold all of it.
+        # A harness may echo less than was sampled (thoughts, for example); the tokens have all of it.
         for completion in chain[:-1]:
             place = len(completion.messages)
             if place < len(last.messages) and said[place].role is Role.ASSISTANT:
@@ -98,13 +97,13 @@ def _conversation(chain: Sequence[Completion], lineage: Lineage, trace: Trace | 
 
 
 class _CallIds:
-    """Ids of tool calls by their order: those that a gateway made up differ from run to run."""
+    """Numbers tool calls in order, since ids made up by a gateway differ from run to run."""
 
     def __init__(self) -> None:
         self._given: dict[str, str] = {}
 
     def of_call(self, call: ToolCall) -> str:
-        # An id that the model sampled tells the tool's name; it is part of what is to be learnt.
+        # An id that the model sampled contains the tool's name, and is part of what is to be learned.
         return self._given.setdefault(call.id, call.id if call.name in call.id else self._next())
 
     def of_answer(self, id: str) -> str:
@@ -115,7 +114,7 @@ class _CallIds:
 
 
 def _message(message: Message, ids: _CallIds) -> dict[str, Any]:
-    """The same keys in every message, as tables want it; those that it does not have are None."""
+    """Return a message with the same keys as every other, None for those it lacks, as tables need."""
     calls = [
         {
             "id": ids.of_call(call),

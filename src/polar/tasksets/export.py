@@ -1,4 +1,4 @@
-"""Results as parquet files that `datasets` and pandas read: one row a trace, one row a session."""
+"""Results as parquet files for `datasets` and pandas: one row per trace, one row per session."""
 
 from __future__ import annotations
 
@@ -41,23 +41,19 @@ _TRACE_COLUMNS += [("lineage", _TEXT), ("parent", _INT32), ("approximate_from", 
 
 _SCHEMAS = {"sessions": pa.schema(_SESSION_COLUMNS), "traces": pa.schema(_TRACE_COLUMNS)}
 _OF_RESULT = ("session_id", "task_id", "sample", "status", "model", "logprobs_mode")
-"""The columns of a trace that are its session's; the others are its own."""
+"""The columns of a trace that come from its session's result."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedSession:
-    """Everything the files say of one session."""
-
     result: SessionResult
     metadata: Mapping[str, JsonValue]
-    """Of its task."""
+    """The metadata of its task."""
     recording: Recording | None
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written, and where."""
-
     sessions: int
     traces: int
     trainable_tokens: int
@@ -66,7 +62,7 @@ class Exported:
 
 
 def export(sessions: Iterable[ExportedSession], directory: Path) -> Exported:
-    """Write both files; they appear under their names only when they are complete."""
+    """Write both files, which appear under their names only once complete."""
     trainable = 0
     with parquet_files(directory, _SCHEMAS) as files:
         for session in sessions:
@@ -90,7 +86,7 @@ def _trace_row(result: SessionResult, index: int, trace: Trace) -> dict[str, Any
 
 
 def _session_row(session: ExportedSession) -> dict[str, Any]:
-    """`components`, `excluded`, `drift`, `faults` and `metadata` are JSON text: their keys differ."""
+    """Return a row, in which values with varying keys are JSON."""
     result, stats, verdict = session.result, session.result.stats, session.result.verdict
     return {
         **result.model_dump(mode="json", exclude={"verdict", "stats", "seconds", "has_recording"}),

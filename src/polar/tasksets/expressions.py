@@ -21,41 +21,37 @@ if TYPE_CHECKING:
     from jinja2.sandbox import SandboxedEnvironment
 
 LONGEST = 10_000
-"""Characters of a condition."""
+"""The maximum length of a condition in characters."""
 LARGEST_POWER = 1_000
 _ONE_EXPRESSION = re.compile(r"^\{\{-?((?:(?!\{\{|\}\}|\{%|%\}).)+?)-?\}\}$", re.DOTALL)
 TEXT_FIELDS = ("id", "instruction")
-"""Always text, whatever the type of the column in them."""
+"""Fields that are always text, whatever the type of the column."""
 
 Names = Mapping[str, Any]
 Render = Callable[[Names], Any]
 
 
 class CannotJudge(InvalidInput):
-    """A condition does not apply to these values: a field is missing, or has another type."""
+    """A condition does not apply to these values: a field is missing or has another type."""
 
 
-class TemplateProblem(InvalidInput):
-    """A template could not be rendered over a row."""
+class TemplateProblem(InvalidInput): ...
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A jinja2 expression that holds or does not hold."""
+    """A jinja2 expression that is true or false."""
 
     text: str
     _evaluate: Render
 
     def __call__(self, values: Names) -> bool:
-        """Whether it holds for these values; CannotJudge says why that cannot be known."""
-        return bool(_evaluated(self._evaluate, values, CannotJudge))
+        """Evaluate the condition; CannotJudge says why that is not possible."""
+        return bool(_evaluate_or_raise(self._evaluate, values, CannotJudge))
 
 
 def parse_condition(text: str, option: str, *, known: Collection[str] | None = None) -> Condition:
-    """The condition in `text`; InvalidInput names `option` and what is wrong.
-
-    `known`: the names there will be; None where only the data tell.
-    """
+    """Parse a condition; InvalidInput names `option` and what is wrong. `known` lists the available names."""
     from jinja2 import TemplateError, meta
 
     if len(text) > LONGEST:
@@ -74,18 +70,18 @@ def parse_condition(text: str, option: str, *, known: Collection[str] | None = N
     if "null" in asked:
         raise InvalidInput(f"{option}: jinja2 has no null", hint="write none, as in `level is none`")
     if known is not None and (unknown := sorted(asked - set(known))):
-        raise InvalidInput(f"{option}: no {unknown[0]!r} here; there are {', '.join(sorted(known))}")
+        raise InvalidInput(f"{option}: unknown name {unknown[0]!r}; known: {', '.join(sorted(known))}")
     return Condition(text, evaluate)
 
 
 def compile_template(fields: Mapping[str, Any]) -> Callable[[Names], dict[str, Any]]:
-    """What makes task fields of a row's columns; InvalidInput names the field whose template is wrong.
+    """Return a function from a row's columns to task fields; InvalidInput names a field with a bad template.
 
-    Every text in `fields`, however deep, and every key is a template. One that is a single
-    expression keeps the type of its value, so `"{{ files }}"` is a mapping if the column is one.
+    Every text in `fields`, at any depth, and every key is a template. A template that is a single expression
+    keeps the type of its value, so `"{{ files }}"` is a mapping if the column is one.
     """
     parts = {
-        str(name): _compiled(value, str(name), keeps_type=name not in TEXT_FIELDS)
+        str(name): _compile(value, str(name), keeps_type=name not in TEXT_FIELDS)
         for name, value in fields.items()
     }
     return lambda columns: {name: render(columns) for name, render in parts.items()}
@@ -97,8 +93,8 @@ def _environment() -> SandboxedEnvironment:
     from jinja2.exceptions import SecurityError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    class Fields(ImmutableSandboxedEnvironment):
-        """`metadata.items` is the field of that name, never the method of a mapping."""
+    class FieldEnvironment(ImmutableSandboxedEnvironment):
+        """Reads `metadata.items` as the field of that name, never as the method of a mapping."""
 
         intercepted_binops = frozenset({"**", "*"})
 
@@ -113,31 +109,31 @@ def _environment() -> SandboxedEnvironment:
         def _field(self, obj: Mapping[Any, Any], key: Any) -> Any:
             if key in obj:
                 return obj[key]
-            return self.undefined(f"there is no {key!r}; there are {', '.join(map(str, obj)) or 'none'}")
+            return self.undefined(f"unknown name {key!r}; known: {', '.join(map(str, obj)) or 'none'}")
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            # Whoever wrote the file may wait for an answer, but not fill the memory by a slip.
+            # An expression may take long, but a mistake must not fill the memory.
             if operator == "**" and abs(right) > LARGEST_POWER:
-                raise SecurityError(f"powers above {LARGEST_POWER} are not computed")
+                raise SecurityError(f"exponents above {LARGEST_POWER} are not allowed")
             if operator == "*" and not isinstance(left, int | float) and right > LONGEST:
-                raise SecurityError(f"nothing is repeated more than {LONGEST} times")
+                raise SecurityError(f"repetitions above {LONGEST} are not allowed")
             return super().call_binop(context, operator, left, right)
 
-    return Fields(undefined=StrictUndefined, keep_trailing_newline=True)
+    return FieldEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
 
 
-def _compiled(value: Any, field: str, *, keeps_type: bool) -> Render:
+def _compile(value: Any, field: str, *, keeps_type: bool) -> Render:
     if isinstance(value, dict):
         pairs = [
             (
-                _compiled(str(key), field, keeps_type=False),
-                _compiled(inner, f"{field}.{key}", keeps_type=True),
+                _compile(str(key), field, keeps_type=False),
+                _compile(inner, f"{field}.{key}", keeps_type=True),
             )
             for key, inner in value.items()
         ]
         return lambda columns: {key(columns): inner(columns) for key, inner in pairs}
     if isinstance(value, list):
-        items = [_compiled(inner, f"{field}.{place}", keeps_type=True) for place, inner in enumerate(value)]
+        items = [_compile(inner, f"{field}.{place}", keeps_type=True) for place, inner in enumerate(value)]
         return lambda columns: [item(columns) for item in items]
     if not isinstance(value, str) or not ("{{" in value or "{%" in value or "{#" in value):
         return lambda _: value
@@ -157,10 +153,10 @@ def _text(value: str, field: str, *, keeps_type: bool) -> Render:
     except TemplateError as error:
         line = getattr(error, "lineno", None)
         raise InvalidInput(f"template.{field}:{f' line {line}:' if line else ''} {error}") from None
-    return lambda columns: _evaluated(evaluate, columns, TemplateProblem, f"{field}: ")
+    return lambda columns: _evaluate_or_raise(evaluate, columns, TemplateProblem, f"{field}: ")
 
 
-def _evaluated(evaluate: Render, values: Names, problem: type[InvalidInput], where: str = "") -> Any:
+def _evaluate_or_raise(evaluate: Render, values: Names, problem: type[InvalidInput], where: str = "") -> Any:
     from jinja2 import TemplateError, Undefined
 
     try:
@@ -168,10 +164,10 @@ def _evaluated(evaluate: Render, values: Names, problem: type[InvalidInput], whe
         if isinstance(made, Undefined):
             made._fail_with_undefined_error()
     except TemplateError as error:
-        there = f"; there are {', '.join(values)}" if str(error).endswith("is undefined") else ""
+        there = f"; known: {', '.join(values)}" if str(error).endswith("is undefined") else ""
         raise problem(f"{where}{error.message}{there}") from None
     except (ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
-        raise problem(f"{where}it fails: {error}") from None
+        raise problem(f"{where}{error}") from None
     return made
 
 
@@ -191,11 +187,10 @@ NAMES = (*_OF_RESULT, "task", "metadata")
 
 
 def parse_acceptance(text: str, option: str = "--accept") -> Condition:
-    """The condition in `text`; InvalidInput names the column of what is wrong and the names there are."""
+    """Parse `--accept`; InvalidInput names what is wrong and the available names."""
     return parse_condition(text, option, known=NAMES)
 
 
 def session_names(result: SessionResult, task: str, metadata: Mapping[str, JsonValue]) -> dict[str, Any]:
-    """The values of NAMES for one session."""
     values = {name: value(result) for name, value in _OF_RESULT.items()}
     return values | {"task": task, "metadata": metadata}

@@ -1,4 +1,4 @@
-"""Tasks from files and directories of every form: task files, descriptions of tasksets, and data."""
+"""Tasks from files and directories of every form: task files, tasksets, and data."""
 
 from __future__ import annotations
 
@@ -18,26 +18,25 @@ from polar.tasksets.task_document import check_defaults, check_task, with_defaul
 from polar.tasksets.taskset import TaskDocument, is_saved_dataset, make_taskset
 
 SUFFIXES = (".yaml", ".yml", ".json", ".jsonl")
-"""Of the names of task files."""
 _ROWS = (".jsonl", ".parquet", ".arrow")
 _KNOWN = ", ".join([*SUFFIXES, ".parquet"])
 DESCRIPTION = "taskset.yaml"
-"""In a directory: what the directory stands for."""
+"""Describes the taskset of a directory."""
 
 
 def load_tasks(*paths: Path) -> list[TaskSpec]:
-    """The tasks in files or directories, all valid or none: InvalidInput lists every problem."""
+    """Load the tasks of files or directories, all valid or none: InvalidInput lists every problem."""
     return list(read_tasks(*paths).all_or_nothing())
 
 
 def read_tasks(*paths: Path, over: Mapping[str, Any] | None = None, seed: int | None = None) -> Loaded:
-    """The tasks in files or directories (`-`: standard input), in order, with all problems found.
+    """Read the tasks of files or directories (`-` is standard input), in order, with all problems.
 
-    A file holds one task, a list of tasks, `defaults:` with `tasks:`, the description of a taskset
-    (it has a `source:` or a `format:`), or rows (JSON Lines, parquet). A directory stands for the
-    taskset.yaml in it, for Harbor tasks, for a saved dataset, or for the task files directly in it,
-    sorted by name. The fields in `over` are laid over every task. With a seed each task is sampled with one
-    of its own that follows from it: with the same, all tasks would draw alike, and be lucky together.
+    A file holds one task, a list of tasks, `defaults:` with `tasks:`, the description of a taskset (with
+    `source:` or `format:`), or rows (JSON Lines, parquet). A directory stands for the taskset.yaml in it, for
+    Harbor tasks, for a saved dataset, or for the task files directly in it, sorted by name. The fields in
+    `over` override those of every task. With a seed, each task gets its own seed derived from it: with one
+    for all, tasks would draw alike and be lucky together.
     """
     tasks: dict[str, TaskSpec] = {}
     solutions: dict[str, Solution] = {}
@@ -59,13 +58,13 @@ def read_tasks(*paths: Path, over: Mapping[str, Any] | None = None, seed: int | 
             problems.append(f"{label}: id: already used in {origins[task.id]}")
             continue
         origins[task.id] = made.where
-        tasks[task.id] = task if seed is None else _seeded(task, seed)
+        tasks[task.id] = task if seed is None else _with_seed(task, seed)
         if solution is not None:
             solutions[task.id] = solution
     return Loaded(tuple(tasks.values()), tuple(problems), solutions)
 
 
-def _seeded(task: TaskSpec, seed: int) -> TaskSpec:
+def _with_seed(task: TaskSpec, seed: int) -> TaskSpec:
     text = f"{seed}/{task.id}/{task.instruction}"
     digest = hashlib.blake2b(text.encode(), digest_size=6).digest()
     sampling = task.sampling.model_copy(update={"seed": int.from_bytes(digest, "big")})
@@ -82,7 +81,7 @@ def _documents(paths: tuple[Path, ...], problems: list[str]) -> Iterator[TaskDoc
 
 
 def _parts(path: Path) -> list[Path]:
-    """The path itself, or the task files in a directory that is nothing else."""
+    """Return the path itself, or the task files in a directory without another form."""
     if not path.is_dir():
         return [path]
     if (path / DESCRIPTION).is_file():
@@ -98,7 +97,6 @@ def _parts(path: Path) -> list[Path]:
 
 
 def _read(path: Path) -> Iterator[TaskDocument | BadRow]:
-    """The tasks of one file or one directory of rows."""
     name = "standard input" if path == STDIN else str(path)
     directory = Path.cwd() if path == STDIN else path.parent
     if path.is_dir() or path.suffix in _ROWS:
@@ -143,7 +141,6 @@ def _is_json_object(line: str) -> bool:
 
 
 def _split(document: Any, name: str) -> tuple[Any, list[Any]]:
-    """A document's defaults and its tasks, whichever of its three forms it has."""
     if isinstance(document, list):
         entries: Any = document
         defaults: Any = {}
@@ -166,22 +163,22 @@ MAX_PROBLEMS_SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Tasks in order with different ids; a problem is one line that names file, place and field."""
+    """Tasks in order with unique ids; a problem is one line that names file, place and field."""
 
     tasks: tuple[TaskSpec, ...]
     problems: tuple[str, ...] = ()
     solutions: Mapping[str, Solution] = field(default_factory=dict)
-    """Task id → how it can be solved, where its author says so. Kept apart: no session comes near it."""
+    """Solutions by task id, where the author provides them, kept apart from sessions."""
 
     def all_or_nothing(self) -> tuple[TaskSpec, ...]:
-        """The tasks if there is no problem; else InvalidInput that lists them."""
+        """Return the tasks; raise InvalidInput with all problems if there are any."""
         if self.problems:
             raise InvalidInput(listing(self.problems))
         return self.tasks
 
 
 def listing(problems: tuple[str, ...]) -> str:
-    """The problems as one message: a single one on its line, many as a list with the rest counted."""
+    """Format problems as one message: a single one on its line, many as a list that counts the rest."""
     if len(problems) == 1:
         return problems[0]
     shown = list(problems[:MAX_PROBLEMS_SHOWN])

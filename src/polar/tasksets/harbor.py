@@ -1,4 +1,4 @@
-"""A directory of Harbor tasks as rows."""
+"""Directories of Harbor tasks as rows."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ _SOLVE = 'exec /bin/bash "$POLAR_SOLUTION/solve.sh"'
 
 
 def is_harbor(directory: Path) -> bool:
-    """Whether the directory is a Harbor task or holds some."""
     return (directory / MARK).is_file() or any(directory.glob(f"*/{MARK}"))
 
 
 class HarborTasks(RowSource):
-    """One task directory, or a directory of them; each row carries the task as it follows from its files."""
+    """One task directory, or a directory of them; each row carries the task made from its files."""
 
     class Options(Frozen):
         runtime: str = "bubblewrap"
-        """What the tasks run in."""
+        """The runtime of the tasks."""
         ignore_unmet: bool = False
-        """Run tasks whose Dockerfile asks for more than copied files: the host, or an image that the
-        taskset names, has it."""
+        """Run tasks whose Dockerfile requires more than copied files, because the host, or an image that
+        the taskset names, has it."""
 
     options: Options
 
@@ -41,7 +40,7 @@ class HarborTasks(RowSource):
             [place] if (place / MARK).is_file() else sorted(file.parent for file in place.glob(f"*/{MARK}"))
         )
         if not found:
-            raise InvalidInput(f"{place}: no Harbor tasks in this directory", hint=f"looked for {MARK}")
+            raise InvalidInput(f"{place}: contains no Harbor tasks", hint=f"looked for {MARK}")
         for directory in found:
             yield self._row(directory)
 

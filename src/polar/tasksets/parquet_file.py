@@ -1,4 +1,4 @@
-"""Parquet files written a row group at a time, so that what is held in memory stays small."""
+"""Parquet files written one row group at a time, to limit memory."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from polar.files import atomic_file
 
 ROWS_PER_GROUP = 4096
 TOKENS_PER_GROUP = 1 << 20
-"""A row group is written when either is reached: what is held in memory stays at some 30 MB."""
+"""A row group is written when either limit is reached, which keeps memory at about 30 MB."""
 
 
 def make_directory(directory: Path) -> None:
-    """Make a directory for files; InvalidInput if they could not be written there."""
+    """Create a directory for files; raise InvalidInput if they cannot be written there."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory):
@@ -34,7 +34,7 @@ def make_directory(directory: Path) -> None:
 
 @contextmanager
 def parquet_files(directory: Path, schemas: Mapping[str, pa.Schema]) -> Iterator[dict[str, ParquetFile]]:
-    """Files to add rows to, by name; all are in the directory when the body ends without an error."""
+    """Yield files by name to add rows to; they appear in the directory if the block ends without an error."""
     make_directory(directory)
     try:
         with ExitStack() as stack:
@@ -73,5 +73,5 @@ class ParquetFile:
 
 
 def json_text(value: Any) -> str:
-    """A cell for values whose keys differ from row to row."""
+    """Encode a cell whose keys vary from row to row."""
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()

@@ -1,4 +1,4 @@
-"""One row of a taskset's source: what filters and templates read, and the task that follows from it."""
+"""The rows of a taskset's source: what filters and templates read, and tasks that sources make of them."""
 
 from __future__ import annotations
 
@@ -18,33 +18,30 @@ class Row:
     """A row that could be read."""
 
     where: str
-    """For people: `rows.jsonl:17`, `train.parquet: row 3`."""
+    """The place for messages, such as `rows.jsonl:17` or `train.parquet: row 3`."""
     columns: Mapping[str, Any]
     task: Mapping[str, Any] | None = None
-    """The fields of a task that the source itself makes of the row; None: it is data, and `columns` and
-    `template` say what they mean."""
+    """Task fields that the source derives from the row; None if `columns` and `template` define them."""
 
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that could not be read; the others can."""
+    """A row that could not be read; others may be."""
 
     where: str
     problem: str
 
 
 class RowSource(ABC):
-    """One kind of source; registered by name under `polar.tasksets`, so that a package can add one."""
+    """One kind of source, registered by name under `polar.tasksets`, so that a package can add one."""
 
     class Options(Frozen):
-        """What a taskset says of the source."""
+        """The taskset's options for the source."""
 
     def __init__(self, options: BaseModel) -> None:
         self.options = options
 
     @abstractmethod
     def rows(self, place: Path | None, split: str | None) -> Iterator[Row | BadRow]:
-        """The rows of the source at `place`, one at a time; InvalidInput if it cannot be read at all.
-
-        `place` is what the taskset names as its source, `split` which part of it is wanted.
-        """
+        """Yield the rows of one split of the taskset's source; raise InvalidInput if it cannot be read at
+        all."""

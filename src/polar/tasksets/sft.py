@@ -1,4 +1,4 @@
-"""Datasets to fine-tune on: accepted conversations as messages and as tokens, rejected ones, and pairs."""
+"""Fine-tuning datasets: accepted conversations as messages and as tokens, rejected ones, and pairs."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from polar.tasksets.parquet_file import ParquetFile, json_text, parquet_files
 from polar.trajectory.learnable import EndedSession
 
 NOT_TRAINED = -100
-"""In `labels`: what trainers leave out of the loss."""
+"""The label of tokens that trainers leave out of the loss."""
 
 
 class Table(StrEnum):
-    """The files of a dataset, and its configurations for `datasets`."""
+    """The files of a dataset, which are its configurations for `datasets`."""
 
     SFT = "sft"
     """Accepted conversations as chat messages with tools."""
     TOKENS = "tokens"
-    """The same as the tokens that were sampled."""
+    """The accepted conversations as sampled tokens."""
     REJECTED = "rejected"
-    """Conversations that were not accepted, as chat messages."""
+    """Rejected conversations as chat messages."""
     PREFERENCE = "preference"
     """Pairs of one accepted and one rejected conversation of the same task."""
 
@@ -45,62 +45,56 @@ class Table(StrEnum):
 
 
 class Fate(StrEnum):
-    """What became of a session in the dataset."""
-
     ACCEPTED = "accepted"
     REJECTED = "rejected"
     DUPLICATE = "duplicate"
-    """Another sample of the same task answered the same."""
+    """Another sample of the same task gave the same answers."""
     EMPTY = "empty"
     """Its agent never got an answer."""
     FAILED = "failed"
-    """It has no reward; also those that were cancelled."""
+    """It has no reward, because it failed or was cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskSessions:
-    """Everything that was tried of one task, with what a dataset says of it."""
+    """All attempts at one task, with what the dataset records about it."""
 
     task: str
     """The task's id in the taskset."""
     harness: str
     metadata: Mapping[str, JsonValue]
     attempts: Iterable[EndedSession]
-    """In an order that does not depend on when they ended."""
+    """The attempts in an order that does not depend on when they ended."""
 
 
 class Maker(NamedTuple):
-    """What a session was made by."""
+    """The harness and model that produced a session."""
 
     harness: str
     version: str | None
-    """Of the harness; None, as the model: the session ended before it was known."""
+    """The harness's version; it and the model are None if the session ended before they were known."""
     model: str | None
 
 
 @dataclass(slots=True)
 class Yield:
-    """What came of the sessions of one maker."""
-
     fates: Counter[Fate] = field(default_factory=Counter)
     sampled_tokens: int = 0
     trained_tokens: int = 0
-    """Those of the accepted sessions."""
+    """The trained tokens of the accepted sessions."""
 
 
 @dataclass(slots=True)
 class Written:
-    """What a dataset holds."""
-
     yields: dict[Maker, Yield] = field(default_factory=dict)
     rows: dict[Table, int] = field(default_factory=dict)
     tasks: int = 0
     tasks_accepted: int = 0
-    """Those with at least one accepted conversation."""
+    """The number of tasks with at least one accepted conversation."""
     licences: Counter[str] = field(default_factory=Counter)
-    """How many tasks are under which licence, as their metadata says; empty text: they do not say."""
+    """The number of tasks by licence, from their metadata; empty for tasks that state none."""
     unjudged: str | None = None
-    """Why the condition could not be applied to some session, the first time that it could not."""
+    """Why the condition could not be applied to a session, the first time that happened."""
 
     @property
     def fates(self) -> Counter[Fate]:
@@ -112,7 +106,7 @@ class Written:
 
 
 def write_dataset(groups: Iterable[TaskSessions], directory: Path, accept: Condition) -> Written:
-    """Write all tables, a group at a time; they appear under their names only when they are complete."""
+    """Write all tables, which appear under their names only once complete."""
     written = Written()
     with parquet_files(directory, {table: schema(table) for table in Table}) as files:
         for group in groups:
@@ -155,7 +149,7 @@ def _write_group(
     written.licences[_licence(group.metadata)] += 1
     written.tasks_accepted += bool(mains[Fate.ACCEPTED])
     for chosen, rejected in zip(mains[Fate.ACCEPTED], mains[Fate.REJECTED], strict=False):
-        # They answer the same question, which may differ in a date or a path, but not in its turns.
+        # The questions may differ in a date or a path, but not in their turns.
         if _roles(chosen[0]) == _roles(rejected[0]):
             row = _pair_row(group, *chosen, *rejected)
             files[Table.PREFERENCE].add(row, tokens=_size(chosen[0]) + _size(rejected[0]))
@@ -194,7 +188,7 @@ def _fate(
 
 
 def _size(conversation: SftConversation) -> int:
-    """How much memory a row takes, in tokens; a token is some four characters."""
+    """Estimate the memory of a row in tokens of about four characters."""
     trace = conversation.trace
     if trace is not None:
         return len(trace.prompt_ids) + len(trace.response_ids)
@@ -241,7 +235,7 @@ def _pair_row(
 
 
 def _provenance(group: TaskSessions, result: SessionResult) -> dict[str, Any]:
-    """Where a row comes from; nothing in it depends on when and how fast it was made."""
+    """Return where a row comes from, without anything that depends on when or how fast it was made."""
     stats = result.stats
     return {
         "task": group.task,
@@ -263,7 +257,6 @@ def _provenance(group: TaskSessions, result: SessionResult) -> dict[str, Any]:
 
 
 def schema(table: Table) -> pa.Schema:
-    """The columns of a table."""
     text, integer, number = pa.string(), pa.int64(), pa.float64()
     function = pa.struct([("name", text), ("arguments", text)])
     call = pa.struct([("id", text), ("type", text), ("function", function)])
@@ -312,7 +305,7 @@ gfdl gpl gpl-2.0 gpl-3.0 isc lgpl lgpl-2.1 lgpl-3.0 mit mpl-2.0 ms-pl ncsa odbl 
 postgresql unlicense wtfpl zlib
 """
 LICENCES = frozenset(_LICENCES.split())
-"""What the hub knows as licences of data and code; it refuses a card that names any other but `other`."""
+"""Licences of data and code that the hub knows; for any other, a card must say `other`."""
 
 _HOW_TO_LOAD = """```python
 from datasets import load_dataset
@@ -321,13 +314,13 @@ dataset = load_dataset("{place}", "sft", split="train")
 ```"""
 
 Options = Sequence[tuple[str, object]]
-"""Of the command that made a dataset, without their dashes; those without a value were not given."""
+"""Options of the command that made a dataset, without dashes; those without a value were not given."""
 PUSH = "push-to-hub"
-"""The option that says where on the hub a dataset is to be found."""
+"""The option with the dataset's name on the hub."""
 
 
 def card(name: str, written: Written, options: Options) -> str:
-    """README.md: front matter for `load_dataset` and the Hugging Face hub, then the facts for people."""
+    """Return README.md: front matter for `load_dataset` and the Hugging Face hub, then facts for people."""
     sections = [
         f"---\n{yaml.safe_dump(_front_matter(name, written), sort_keys=False, allow_unicode=True)}---",
         f"# {name}",
@@ -349,23 +342,23 @@ def card(name: str, written: Written, options: Options) -> str:
                 for maker, made in written.yields.items()
             ],
         ),
-        "Trained tokens are those that accepted sessions sampled, in `tokens`.",
+        "Trained tokens are the sampled tokens of accepted sessions, in `tokens`.",
         "## Tasks",
         f"Tried: {written.tasks}. With an accepted session: {written.tasks_accepted}.",
-        _table(("licence", "tasks"), [(_cell(name), count) for name, count in _named(written)]),
+        _table(("licence", "tasks"), [(_cell(name), count) for name, count in _licence_counts(written)]),
     ]
     return "\n\n".join(sections) + "\n"
 
 
 def _front_matter(name: str, written: Written) -> dict[str, Any]:
     rows = sum(written.rows.values())
-    # `load_dataset` cannot read a table without rows, and the hub shows every configuration that is named.
+    # `load_dataset` cannot read an empty table, and the hub shows every configuration listed.
     loadable = [table for table in Table if written.rows.get(table)] or list(Table)
-    # A licence for all is stated only where every task states its own.
+    # The dataset's licence is stated only if every task states its own.
     is_licensed = bool(written.licences) and "" not in written.licences
     return {
         "pretty_name": name,
-        **({"license": _for_the_hub(written.licences)} if is_licensed else {}),
+        **({"license": _hub_licences(written.licences)} if is_licensed else {}),
         "task_categories": ["text-generation"],
         "tags": ["polar", "agent", "sft", "preference"],
         "size_categories": [next((word for limit, word in _SIZES if rows < limit), "n>1M")],
@@ -380,11 +373,11 @@ def _front_matter(name: str, written: Written) -> dict[str, Any]:
     }
 
 
-def _for_the_hub(licences: Iterable[str]) -> list[str]:
+def _hub_licences(licences: Iterable[str]) -> list[str]:
     return sorted({name.lower() if name.lower() in LICENCES else "other" for name in licences})
 
 
-def _named(written: Written) -> list[tuple[str, int]]:
+def _licence_counts(written: Written) -> list[tuple[str, int]]:
     return sorted((name or "not stated", count) for name, count in written.licences.items())
 
 
@@ -399,5 +392,4 @@ def _table(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
 
 
 def _cell(value: str | None) -> str:
-    """Text in a table, which it must not end."""
     return "–" if value is None else value.replace("|", "\\|").replace("\n", " ")

@@ -1,4 +1,4 @@
-"""Rows from files: JSON Lines, parquet, and datasets that Hugging Face's library saved to disk."""
+"""Rows from files: JSON Lines, parquet, and datasets saved by Hugging Face's library."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ from polar.errors import InvalidInput
 from polar.tasksets.rows import BadRow, Row, RowSource
 
 ROWS_AT_ONCE = 256
-"""Small enough that a batch of rows with whole repositories in them stays small."""
+"""Limits a batch in which every row may contain a whole repository."""
 
 
 class JsonLinesRows(RowSource):
-    """One JSON object a line."""
+    """One JSON object per line."""
 
     def rows(self, place: Path | None, split: str | None) -> Iterator[Row | BadRow]:
         for file in _files(place, ".jsonl", split):
-            with _reading(file), file.open("rb") as lines:
+            with _naming_file(file), file.open("rb") as lines:
                 for number, line in enumerate(lines, start=1):
                     if line.strip():
                         yield _json_row(line, file, number)
 
 
 class Parquet(RowSource):
-    """One file, or a directory of them."""
+    """One file, or a directory of files."""
 
     def rows(self, place: Path | None, split: str | None) -> Iterator[Row | BadRow]:
         for file in _files(place, ".parquet", split):
-            with _reading(file):
-                yield from _numbered(pq.ParquetFile(file).iter_batches(batch_size=ROWS_AT_ONCE), file)
+            with _naming_file(file):
+                yield from _number_rows(pq.ParquetFile(file).iter_batches(batch_size=ROWS_AT_ONCE), file)
 
 
 class SavedDataset(RowSource):
-    """What `Dataset.save_to_disk` or `DatasetDict.save_to_disk` left, or a directory of arrow files."""
+    """The output of `Dataset.save_to_disk` or `DatasetDict.save_to_disk`, or a directory of arrow files."""
 
     def rows(self, place: Path | None, split: str | None) -> Iterator[Row | BadRow]:
-        directory = _dataset_directory(_given(place), split)
-        yield from _numbered(chain.from_iterable(map(_arrow_batches, _arrow_files(directory))), directory)
+        directory = _dataset_directory(_require_source(place), split)
+        yield from _number_rows(chain.from_iterable(map(_arrow_batches, _arrow_files(directory))), directory)
 
 
 @contextmanager
-def _reading(file: Path) -> Iterator[None]:
+def _naming_file(file: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
@@ -71,10 +71,10 @@ def _json_row(line: bytes, file: Path, number: int) -> Row | BadRow:
     return Row(where, columns)
 
 
-def _numbered(batches: Iterable[pa.RecordBatch], source: Path) -> Iterator[Row]:
+def _number_rows(batches: Iterable[pa.RecordBatch], source: Path) -> Iterator[Row]:
     rows = chain.from_iterable(batch.to_pylist() for batch in batches)
     for number, columns in enumerate(rows, start=1):
-        # A table gives every row the keys of all rows; those that it did not have are null.
+        # In a table, every row has the keys of all rows, with null for those it did not have.
         yield Row(f"{source}: row {number}", _without_null(columns))
 
 
@@ -86,30 +86,30 @@ def _without_null(value: Any) -> Any:
     return value
 
 
-def _given(place: Path | None) -> Path:
+def _require_source(place: Path | None) -> Path:
     if place is None:
         raise InvalidInput("source: is required")
     return place
 
 
 def _files(place: Path | None, suffix: str, split: str | None) -> list[Path]:
-    """The file itself, or those of a directory, or of them those that the split's name begins."""
-    place = _given(place)
+    """Return the file itself, or the files of a directory, limited to those of the split."""
+    place = _require_source(place)
     if not place.is_dir():
         if split is not None:
-            raise InvalidInput(f"split: {place} is one file", hint="choose rows with filter instead")
+            raise InvalidInput(f"split: {place} is a single file", hint="select rows with filter instead")
         return [place]
     files = sorted(file for file in place.rglob("*") if file.suffix == suffix and file.is_file())
     if split is not None:
         files = [file for file in files if _is_of(file.relative_to(place), split)]
     if not files:
         of_split = f" of split {split!r}" if split is not None else ""
-        raise InvalidInput(f"{place}: no {suffix} files{of_split} in this directory")
+        raise InvalidInput(f"{place}: no {suffix} files{of_split}")
     return files
 
 
 def _is_of(file: Path, split: str) -> bool:
-    """`train.parquet`, `train-00000-of-00002.parquet`, `train/…`, as published datasets name them."""
+    """Whether a file belongs to a split, as in `train.parquet`, `train-00000-of-00002.parquet`, `train/…`."""
     return split in file.parts[:-1] or file.name.startswith((f"{split}.", f"{split}-"))
 
 
@@ -117,12 +117,12 @@ def _dataset_directory(place: Path, split: str | None) -> Path:
     splits = sorted(inner.parent.name for inner in place.glob("*/state.json"))
     if not splits:
         if split is not None:
-            raise InvalidInput(f"split: {place} has no splits", hint="choose rows with filter instead")
+            raise InvalidInput(f"split: {place} has no splits", hint="select rows with filter instead")
         return place
     if split is None and len(splits) == 1:
         split = splits[0]
     if split not in splits:
-        raise InvalidInput(f"split: {place} has the splits {', '.join(splits)}", hint="name one of them")
+        raise InvalidInput(f"split: {place} has the splits {', '.join(splits)}", hint="choose one of them")
     return place / split
 
 
@@ -131,15 +131,15 @@ def _arrow_files(directory: Path) -> list[Path]:
     if not state.is_file():
         files = sorted(directory.glob("*.arrow")) if directory.is_dir() else [directory]
         if not files:
-            raise InvalidInput(f"{directory}: no saved dataset in this directory")
+            raise InvalidInput(f"{directory}: contains no saved dataset")
         return files
-    with _reading(state):
+    with _naming_file(state):
         return [directory / part["filename"] for part in json.loads(state.read_bytes())["_data_files"]]
 
 
 def _arrow_batches(file: Path) -> Iterator[pa.RecordBatch]:
-    """The batches of a file in either of Arrow's two formats, mapped into memory and cut small."""
-    with _reading(file), pa.memory_map(str(file)) as mapped:
+    """Yield the batches of a file in either Arrow format, memory-mapped and cut small."""
+    with _naming_file(file), pa.memory_map(str(file)) as mapped:
         try:
             batches: Any = pa.ipc.open_stream(mapped)
         except pa.ArrowInvalid:

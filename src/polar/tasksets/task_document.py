@@ -1,4 +1,4 @@
-"""One task as a document: defaults put under it, its files read in, every problem named by field."""
+"""One task as a document: merged with defaults, its files read, every problem named by field."""
 
 from __future__ import annotations
 
@@ -19,20 +19,14 @@ from polar.models.component import Component
 from polar.models.task import Solution, TaskSpec
 
 SOLUTION = "solution"
-"""The one field of a task document that is no part of the task."""
+"""The only field of a task document that is not part of the task."""
 FIELDS = frozenset((*TaskSpec.model_fields, SOLUTION))
-_COMPONENTS = {
-    "harness": "harnesses",
-    "evaluator": "evaluators",
-    "runtime": "runtimes",
-    "builder": "builders",
-}
 
 
 def check_task(
     document: Mapping[str, Any], directory: Path
 ) -> tuple[TaskSpec | None, Solution | None, list[str]]:
-    """The task and its solution, or what is wrong with them; `path`s of files lead from `directory`."""
+    """Return the task and its solution, or their problems; files' `path`s are relative to `directory`."""
     solution, problems = _check_solution(document.get(SOLUTION), directory)
     task, found = _check_spec({key: document[key] for key in document if key != SOLUTION}, directory)
     problems = [*found, *problems]
@@ -40,7 +34,6 @@ def check_task(
 
 
 def _check_solution(document: Any, directory: Path) -> tuple[Solution | None, list[str]]:
-    """A script alone may be written as plain text."""
     if document is None:
         return None, []
     problems: list[str] = []
@@ -60,7 +53,7 @@ def _check_spec(document: Mapping[str, Any], directory: Path) -> tuple[TaskSpec 
     document = _with_contents(document, "files", directory, problems)
     evaluator = document.get("evaluator")
     if isinstance(evaluator, dict) and isinstance(evaluator.get("options"), dict):
-        # Evaluators bring files of their own, which the agent must not see.
+        # Evaluators have files of their own, which the agent must not see.
         options = _with_contents(evaluator["options"], "evaluator.options.files", directory, problems)
         document["evaluator"] = {**evaluator, "options": options}
     if problems:
@@ -69,11 +62,10 @@ def _check_spec(document: Mapping[str, Any], directory: Path) -> tuple[TaskSpec 
         task = TaskSpec.model_validate(document)
     except ValidationError as error:
         return None, problems_in(error.errors(), known=FIELDS)
-    for field, kind in _COMPONENTS.items():
-        component = getattr(task, field)
+    for kind, field, component in task.components:
         # A name unknown here may be known to the server, which refuses it if it is not.
         if component.name in plugins.names(kind):
-            # Most tasks of a set have the same components, but each its own question to the evaluator.
+            # Most tasks of a set share components, but each has its own evaluator options.
             if field == "evaluator":
                 problem = _problem(kind, field, component)
             else:
@@ -86,7 +78,7 @@ def _problem(kind: str, field: str, component: Component) -> str | None:
     try:
         plugins.options(kind, field, component)
     except plugins.UnknownName:
-        # As above, of a component within this one.
+        # The same holds for a component within this one.
         return None
     except InvalidInput as error:
         return error.message
@@ -101,11 +93,11 @@ def _known_problem(kind: str, field: str, name: str, options: str) -> str | None
 
 
 def unknown_names(task: TaskSpec) -> list[str]:
-    """The components that nothing installed here knows, as `field 'name'`."""
+    """Return the components that are not installed here, as `field 'name'`."""
     unknown = []
-    for field, kind in _COMPONENTS.items():
+    for kind, field, component in task.components:
         try:
-            plugins.options(kind, field, getattr(task, field))
+            plugins.options(kind, field, component)
         except plugins.UnknownName as error:
             unknown.append(f"{field} {error.name!r}")
     return unknown
@@ -114,16 +106,16 @@ def unknown_names(task: TaskSpec) -> list[str]:
 def _with_contents(
     document: Mapping[str, Any], field: str, directory: Path, problems: list[str]
 ) -> dict[str, Any]:
-    """The document with its `files` read in; `field` is their name in problems."""
+    """Read the `files` of a document; `field` is their name in problems."""
     files = document.get("files")
     if not isinstance(files, dict):
         return dict(document)
-    read = {name: _read_in(f"{field}.{name}", file, directory, problems) for name, file in files.items()}
+    read = {name: _read_content(f"{field}.{name}", file, directory, problems) for name, file in files.items()}
     return {**document, "files": read}
 
 
-def _read_in(target: str, content: Any, directory: Path, problems: list[str]) -> Any:
-    """A file's content with `path` replaced by what that path holds, as `text` or `base64`."""
+def _read_content(target: str, content: Any, directory: Path, problems: list[str]) -> Any:
+    """Replace a file's `path` by the content at that path, as `text` or `base64`."""
     if not isinstance(content, dict) or "path" not in content:
         return content
     field = f"{target}.path"
@@ -133,13 +125,13 @@ def _read_in(target: str, content: Any, directory: Path, problems: list[str]) ->
         problems.append(f"{field}: must be a string")
         return content
     if {"text", "base64"} & rest.keys():
-        problems.append(f"{target}: needs exactly one of 'text', 'base64' and 'path'")
+        problems.append(f"{target}: must have exactly one of 'text', 'base64' and 'path'")
         return content
     try:
-        # Resolving first follows links and '..', so that neither leads out of the directory.
+        # Resolving first prevents links and '..' from leading out of the directory.
         file = (directory / source).resolve()
         if not file.is_relative_to(directory.resolve()):
-            problems.append(f"{field}: {source!r} leads out of the task file's directory")
+            problems.append(f"{field}: {source!r} is outside the task file's directory")
             return content
         data = file.read_bytes()
         rest.setdefault("executable", os.access(file, os.X_OK))
@@ -153,17 +145,18 @@ def _read_in(target: str, content: Any, directory: Path, problems: list[str]) ->
         return {**rest, "base64": base64.b64encode(data).decode()}
 
 
-_BY_KEY = ("budgets", "sampling", "files", "metadata")
+_COMPONENTS = ("harness", "evaluator", "runtime", "builder")
+_BY_KEY = ("budgets", "sampling", "branching", "files", "metadata")
 """Fields merged key by key; of all others the task's own value stands alone."""
 
 
 def check_defaults(defaults: Any) -> tuple[list[str], dict[str, Any]]:
-    """What is wrong with `defaults` itself, reported once instead of with every task, and the rest."""
+    """Return the problems of `defaults` itself, reported once instead of for every task, and the rest."""
     if not isinstance(defaults, dict):
         return ["defaults: must be a mapping of task fields"], {}
     allowed = TaskSpec.model_fields.keys() - {"id"}
     problems = [
-        "defaults.id: every task needs an id of its own" if key == "id" else f"defaults.{key}: unknown key"
+        "defaults.id: every task must have its own id" if key == "id" else f"defaults.{key}: unknown key"
         for key in defaults
         if key not in allowed
     ]
@@ -171,7 +164,6 @@ def check_defaults(defaults: Any) -> tuple[list[str], dict[str, Any]]:
 
 
 def with_defaults(task: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    """The task with the defaults under it."""
     merged = {**defaults, **task}
     for key in task.keys() & defaults.keys():
         mine, under = task[key], defaults[key]
@@ -183,7 +175,7 @@ def with_defaults(task: dict[str, Any], defaults: dict[str, Any]) -> dict[str, A
 
 
 def _component(mine: Any, under: Any) -> Any:
-    """Options merge only under the same name: another component's options would mean nothing to it."""
+    """Merge options only if both name the same component: another's options would not fit."""
     under = {"name": under} if isinstance(under, str) else under
     if not isinstance(mine, dict) or not isinstance(under, dict):
         return mine

@@ -1,4 +1,4 @@
-"""A taskset's description: where rows come from, which of them are wanted, and how one becomes a task."""
+"""Describes a taskset: where rows come from, which ones are wanted, and how one becomes a task."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from polar.tasksets.swe_tasks import is_swe_row, swe_task
 from polar.tasksets.task_document import FIELDS, check_defaults, with_defaults
 
 KIND = "tasksets"
-"""Sources are registered under `polar.tasksets`."""
 _BY_SUFFIX = {".jsonl": "jsonl", ".parquet": "parquet", ".arrow": "datasets"}
 
 
@@ -29,41 +28,41 @@ class TasksetSpec(Frozen):
     """The content of a taskset.yaml."""
 
     source: str | None = None
-    """A file or a directory, relative to the description; a plug-in may do without."""
+    """A file or directory, relative to the description; some plug-ins need none."""
     format: str | None = Field(default=None, pattern=r"^[a-z][a-z0-9_]{0,63}$")
-    """jsonl, parquet, datasets, harbor, or the name of a plug-in; None: told from the source."""
+    """jsonl, parquet, datasets, harbor, or the name of a plug-in; if unset, derived from the source."""
     options: dict[str, JsonValue] = Field(default_factory=dict)
-    """Of the format."""
+    """Options of the format."""
     columns: dict[str, str] = Field(default_factory=dict)
-    """Name → the column it stands for. A name that is a task's field fills that field."""
+    """Names for columns. A name that is a task field fills that field."""
     template: dict[str, JsonValue] = Field(default_factory=dict)
     """Task fields as jinja2 templates over the columns."""
     defaults: dict[str, JsonValue] = Field(default_factory=dict)
-    """Task fields as they are, under those of the row."""
+    """Default values of task fields, used where the row has none."""
     split: str | None = Field(default=None, min_length=1)
     filter: str | None = None
-    """A condition on the columns; rows for which it does not hold are left out."""
+    """A condition on the columns; other rows are left out."""
     shuffle: int | None = None
-    """A seed: the rows come in an order of its own. None: in the order of the source."""
+    """A seed to shuffle the rows with; if unset, they stay in the source's order."""
     limit: int | None = Field(default=None, ge=1)
-    """The most rows to take, after filter and shuffle."""
+    """Maximum number of rows, after filter and shuffle."""
     repeat: int = Field(default=1, ge=1, le=10_000)
-    """How many tasks each row makes; their ids end in their number."""
+    """Number of tasks made from each row; their ids end in their number."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskDocument:
-    """A task as written or made, before it is checked."""
+    """A task as written or generated, before it is checked."""
 
     where: str
     document: Mapping[str, Any]
     directory: Path
-    """Where its files are looked for."""
+    """The directory that its files are relative to."""
 
 
 @dataclass(frozen=True, slots=True)
 class Taskset:
-    """A description that was checked, ready to be read any number of times."""
+    """A checked description, which can be read any number of times."""
 
     spec: TasksetSpec
     directory: Path
@@ -72,8 +71,8 @@ class Taskset:
     _wanted: Condition | None
 
     def documents(self) -> Iterator[TaskDocument | BadRow]:
-        """Every task in order; a row at a time unless they are shuffled."""
-        rows = self._chosen()
+        """Yield every task in order, one row at a time unless they are shuffled."""
+        rows = self._matching_rows()
         if self.spec.shuffle is not None:
             shuffled = list(rows)
             random.Random(self.spec.shuffle).shuffle(shuffled)
@@ -84,8 +83,7 @@ class Taskset:
             else:
                 yield from self._tasks(row, number)
 
-    def _chosen(self) -> Iterator[tuple[int, Row | BadRow]]:
-        """The rows that the filter lets through, with their number in the source."""
+    def _matching_rows(self) -> Iterator[tuple[int, Row | BadRow]]:
         place = None if self.spec.source is None else self.directory / self.spec.source
         for number, row in enumerate(self._source.rows(place, self.spec.split), start=1):
             if isinstance(row, BadRow) or self._wanted is None:
@@ -107,7 +105,7 @@ class Taskset:
     def _tasks(self, row: Row, number: int) -> Iterator[TaskDocument | BadRow]:
         names = self._names(row, number)
         try:
-            fields = {**self._given(row, names), **self._make(names)}
+            fields = {**self._row_fields(row, names), **self._make(names)}
         except InvalidInput as error:
             yield BadRow(row.where, error.message)
             return
@@ -119,13 +117,12 @@ class Taskset:
         for copy in range(1, self.spec.repeat + 1):
             yield TaskDocument(row.where, {**document, "id": f"{document['id']}-{copy}"}, self.directory)
 
-    def _given(self, row: Row, names: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The fields that a row has without any template."""
+    def _row_fields(self, row: Row, names: Mapping[str, Any]) -> Mapping[str, Any]:
         spec = self.spec
         named = {name: names[name] for name in spec.columns if name in FIELDS and name in names}
         if missing := [column for column in spec.columns.values() if column not in row.columns]:
             raise InvalidInput(
-                f"columns: no column {missing[0]!r}; there are {', '.join(row.columns) or 'none'}"
+                f"columns: unknown column {missing[0]!r}; known: {', '.join(row.columns) or 'none'}"
             )
         if row.task is not None:
             return {**row.task, **named}
@@ -135,7 +132,7 @@ class Taskset:
 
 
 def make_taskset(document: Any, directory: Path, name: str) -> Taskset:
-    """The taskset that a document describes; InvalidInput names the key that is wrong."""
+    """Build the taskset that a document describes; InvalidInput names the key that is wrong."""
     try:
         spec = TasksetSpec.model_validate(document)
     except ValidationError as error:
@@ -160,15 +157,16 @@ def make_taskset(document: Any, directory: Path, name: str) -> Taskset:
 
 
 def guess_source(place: Path | None) -> str:
-    """The format of the file or directory at `place`."""
     if place is None:
-        raise InvalidInput("source: is required, or a format that needs none")
+        raise InvalidInput("source: is required unless the format needs none")
     if not place.exists():
         raise InvalidInput(f"source: {place} cannot be read: No such file or directory")
     if not place.is_dir():
         if place.suffix in _BY_SUFFIX:
             return _BY_SUFFIX[place.suffix]
-        raise InvalidInput(f"source: {place} is of no known format", hint=f"name the format: {_known()}")
+        raise InvalidInput(
+            f"source: {place} has an unknown format", hint=f"set format to one of {_format_names()}"
+        )
     if is_harbor(place):
         return "harbor"
     if is_saved_dataset(place):
@@ -177,7 +175,7 @@ def guess_source(place: Path | None) -> str:
         if any(place.rglob(f"*{suffix}")):
             return format
     raise InvalidInput(
-        f"source: {place} holds nothing of a known format", hint=f"name the format: {_known()}"
+        f"source: {place} has no files of a known format", hint=f"set format to one of {_format_names()}"
     )
 
 
@@ -185,5 +183,5 @@ def is_saved_dataset(directory: Path) -> bool:
     return (directory / "dataset_dict.json").is_file() or (directory / "state.json").is_file()
 
 
-def _known() -> str:
+def _format_names() -> str:
     return ", ".join(plugins.names(KIND))

@@ -1,1 +1,1 @@
-"""What others can watch: pages of metrics, spans, and what engines say of themselves."""
+"""Metrics, logs and traces, and the readings of engines."""

@@ -1,7 +1,7 @@
-"""Log lines: Polar's own at the configured level, libraries' from warnings on, each with whom it is about.
+"""Log lines that name the session and task they are about, and never contain a secret.
 
-The session and the task that a line is about travel in context variables, so that a library's warning
-carries them too. No line leaves with a secret: keys and bearer tokens are blotted out, whoever wrote them.
+Polar logs at the configured level, libraries from warnings up. Session and task travel in context
+variables, so that a library's warning carries them too. Keys and bearer tokens are redacted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 _ABOUT: ContextVar[tuple[tuple[str, str], ...]] = ContextVar("polar_log_about", default=())
-"""Names and ids: the session's first."""
 
 _SECRET = re.compile(
     r"polar-[A-Za-z0-9_-]{43}"  # a session's key
@@ -27,13 +26,13 @@ _SECRET = re.compile(
     r"|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)",  # a user and password in a URL
     re.IGNORECASE,
 )
-_BLOT = "[secret]"
+_REDACTED = "[secret]"
 CONSOLE = "console"
 
 
 @contextmanager
 def about(*, session: str, task: str | None = None) -> Iterator[None]:
-    """Lines written in the block, and in tasks that it starts, carry these ids."""
+    """Attach these ids to lines logged in the block and in tasks that it starts."""
     ids = (("session", session), ("task", task))
     token = _ABOUT.set(tuple((name, id) for name, id in ids if id is not None))
     try:
@@ -43,7 +42,7 @@ def about(*, session: str, task: str | None = None) -> Iterator[None]:
 
 
 def note(*, session: str) -> None:
-    """The same for the rest of the current asyncio task: a request whose session is only known midway."""
+    """Attach a session to the rest of the current asyncio task, once a request's session is known."""
     if ("session", session) not in _ABOUT.get():
         _ABOUT.set((("session", session),))
 
@@ -65,7 +64,7 @@ def _log_to(handler: logging.Handler, level: str, format: str) -> None:
 
 
 def formatter(format: str) -> logging.Formatter:
-    """`console`: lines for people. `json`: an object a line, for machines."""
+    """Return the formatter for `console` (lines for people) or `json` (one object per line, for machines)."""
     return _ConsoleLines() if format == CONSOLE else _JsonLines()
 
 
@@ -82,7 +81,7 @@ class _ConsoleLines(logging.Formatter):
         return f"{line} ({', '.join(f'{name} {id}' for name, id in ids)})"
 
     def format(self, record: logging.LogRecord) -> str:
-        return _SECRET.sub(_BLOT, super().format(record))
+        return _SECRET.sub(_REDACTED, super().format(record))
 
 
 class _JsonLines(logging.Formatter):
@@ -100,4 +99,4 @@ class _JsonLines(logging.Formatter):
             line["exception"] = self.formatException(record.exc_info)
         if record.stack_info:
             line["stack"] = self.formatStack(record.stack_info)
-        return _SECRET.sub(_BLOT, json.dumps(line, ensure_ascii=False, default=str))
+        return _SECRET.sub(_REDACTED, json.dumps(line, ensure_ascii=False, default=str))

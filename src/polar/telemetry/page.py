@@ -1,4 +1,4 @@
-"""The page of metrics in Prometheus' text form: what it gathers, who may read it, where it is served."""
+"""The metrics page in Prometheus' text format: what it collects, who may read it, where it is served."""
 
 from __future__ import annotations
 
@@ -24,26 +24,25 @@ log = logging.getLogger(__name__)
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 PATH = "/metrics"
 
-# When a counter was made helps no one, and doubles the page.
+# Creation times of counters would double the page, and nobody reads them.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
-Part = Callable[[], Awaitable[Iterable[Metric]]]
-"""Asks a part of the process for its families; it may look something up first."""
+MetricSource = Callable[[], Awaitable[Iterable[Metric]]]
+"""Collects the metric families of one part of the process."""
 
 
 class MetricsPage:
-    """One a process that has a door; parts are added as they start, and no two have a family in common."""
+    """The one metrics page of a process; parts add themselves as they start and share no families."""
 
     def __init__(self) -> None:
         self._process = ProcessCollector(registry=None)
-        self._parts: list[Part] = []
+        self._parts: list[MetricSource] = []
 
-    def add(self, *parts: Part) -> None:
+    def add(self, *parts: MetricSource) -> None:
         self._parts.extend(parts)
 
     @contextmanager
-    def showing(self, *parts: Part) -> Iterator[None]:
-        """Parts that end before the process does."""
+    def showing(self, *parts: MetricSource) -> Iterator[None]:
         self.add(*parts)
         try:
             yield
@@ -56,14 +55,14 @@ class MetricsPage:
             try:
                 families += await part()
             except PolarError as error:
-                # The rest of a page is of use, the more so when something is wrong.
-                log.warning("left out of the page of metrics: %s", error)
-        return generate_latest(_Gathered(families))
+                # The rest of the page is most useful when something is wrong.
+                log.warning("some metrics are missing from the page: %s", error)
+        return generate_latest(_Collected(families))
 
 
 @dataclass
-class _Gathered(Collector):
-    """Families that are collected already, in the shape that the text is made from."""
+class _Collected(Collector):
+    """Wraps families that have already been collected as the collector that the formatter expects."""
 
     families: list[Metric]
 
@@ -72,14 +71,11 @@ class _Gathered(Collector):
 
 
 _FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip")
-"""Headers of proxies: their own address says nothing of who asks."""
+"""Headers added by proxies, whose own address says nothing about the reader."""
 
 
 def is_local(address: str | None, headers: Mapping[str, str]) -> bool:
-    """Whether a request comes from this machine itself, not through a proxy on it and under no foreign name.
-
-    `headers` finds names in lower case.
-    """
+    """Whether a request comes directly from this machine: not through a proxy, and with a local host name."""
     if address is None or any(name in headers for name in _FORWARDED):
         return False
     if not is_known_host(headers.get("host")):
@@ -93,7 +89,7 @@ def is_local(address: str | None, headers: Mapping[str, str]) -> bool:
 
 
 def is_known_host(header: str | None, names: Collection[str] = ()) -> bool:
-    """Whether a Host header is an address, localhost or one of these names; browsers always send one."""
+    """Whether a Host header is an address, localhost or one of `names`; browsers always send one."""
     if header is None:
         return True
     try:
@@ -107,19 +103,19 @@ def is_known_host(header: str | None, names: Collection[str] = ()) -> bool:
 
 
 def bears(authorization: str | None, token: str | None) -> bool:
-    """Whether a request brings the token; never, where there is none."""
+    """Whether a request carries the token; False if there is no token."""
     scheme, _, given = (authorization or "").partition(" ")
     if token is None or scheme.lower() != "bearer":
         return False
     return hmac.compare_digest(given.strip().encode(), token.encode())
 
 
-_REFUSED = "read from another machine, this page needs telemetry.metrics_token as bearer token\n"
+_REFUSED = "To read this page from another machine, send telemetry.metrics_token as a bearer token.\n"
 
 
 @asynccontextmanager
 async def listening(settings: TelemetrySettings, page: MetricsPage) -> AsyncIterator[str | None]:
-    """Show the page while the body runs, at the address that is yielded; None where no port is set."""
+    """Serve the page during the block and yield its URL; None if no port is configured."""
     if settings.metrics_port is None:
         yield None
         return
@@ -140,8 +136,8 @@ async def listening(settings: TelemetrySettings, page: MetricsPage) -> AsyncIter
             await web.TCPSite(runner, host, port).start()
         except OSError as error:
             raise PolarError(
-                f"metrics cannot be shown on {host}:{port}: {error.strerror or error}",
-                hint="set telemetry.metrics_port to another port, or to 0 for any free one",
+                f"cannot serve metrics on {host}:{port}: {error.strerror or error}",
+                hint="set telemetry.metrics_port to another port, or to 0 for a free one",
             ) from None
         shown = f"[{host}]" if ":" in host else host
         yield f"http://{shown}:{runner.addresses[0][1]}{PATH}"

@@ -1,7 +1,7 @@
-"""What an engine says of its load and its caches, in one vocabulary for all of them.
+"""An engine's load and cache use, under the same names for every engine.
 
-vLLM, SGLang and `polar engine` each show a page of metrics with names of their own; a node reads the few
-of them that everyone has and shows them as `polar_engine_…`, so that one query covers a mixed fleet.
+vLLM, SGLang and `polar engine` each have metrics with names of their own. A node reads the ones they have in
+common and shows them as `polar_engine_…`, so that one query covers a mixed fleet.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """None: the engine does not say."""
+    """What an engine reports; None if it does not report a value. Token counts are since its start."""
 
     requests_running: float | None = None
     requests_waiting: float | None = None
     kv_usage_ratio: float | None = None
-    """How much of the KV cache is taken, from 0 to 1."""
     prompt_tokens: float | None = None
-    """Since its start, as the next two: prompt tokens that were looked for in the prefix cache."""
+    """Prompt tokens looked up in the prefix cache."""
     cached_tokens: float | None = None
-    """Of these, tokens that were found there and not computed again."""
+    """Prompt tokens found in the prefix cache and not computed again."""
     sampled_tokens: float | None = None
 
 
@@ -43,20 +42,20 @@ _FIELDS = {name: field for field, names in _SOURCES.items() for name in names}
 _FIELDS |= {f"polar_engine_{field}{'_total' if field in _COUNTERS else ''}": field for field in _SOURCES}
 
 _SAMPLE = re.compile(rf"^({'|'.join(map(re.escape, _FIELDS))})(?:\{{.*\}})? (\S+)", re.MULTILINE)
-"""One sample of interest; an engine's page has thousands of lines, most of them buckets."""
+"""Matches one sample of interest; most of an engine's thousands of lines are histogram buckets."""
 
 _HELP = {
-    "requests_running": "Requests that the engine decodes.",
-    "requests_waiting": "Requests that wait in the engine.",
-    "kv_usage_ratio": "How much of the engine's KV cache is taken, from 0 to 1.",
-    "prompt_tokens": "Prompt tokens looked for in the engine's prefix cache.",
+    "requests_running": "Requests that the engine is decoding.",
+    "requests_waiting": "Requests waiting in the engine.",
+    "kv_usage_ratio": "Fraction of the engine's KV cache in use, from 0 to 1.",
+    "prompt_tokens": "Prompt tokens looked up in the engine's prefix cache.",
     "cached_tokens": "Prompt tokens found in the engine's prefix cache.",
-    "sampled_tokens": "Tokens that the engine has sampled.",
+    "sampled_tokens": "Tokens sampled by the engine.",
 }
 
 
 def read(page: str) -> Readings:
-    """The readings on an engine's page of metrics; those of several ranks are added up, ratios averaged."""
+    """Parse an engine's metrics page; counts of several ranks are added up, ratios averaged."""
     found: dict[str, list[float]] = {}
     for name, value in _SAMPLE.findall(page):
         with suppress(ValueError):
@@ -71,21 +70,21 @@ def read(page: str) -> Readings:
 
 
 def families(readings: Mapping[str, Readings | None]) -> Iterable[Metric]:
-    """The readings of engines, by URL, as metrics; None: an engine that could not be asked."""
-    up = GaugeMetricFamily("polar_engine_up", "Whether the engine could be asked.", labels=["engine"])
+    """Return metrics for engines' readings by URL; None stands for an engine that could not be read."""
+    up = GaugeMetricFamily("polar_engine_up", "Whether the engine could be read.", labels=["engine"])
     for url, found in readings.items():
-        up.add_metric([shown(url)], 0.0 if found is None else 1.0)
+        up.add_metric([without_credentials(url)], 0.0 if found is None else 1.0)
     yield up
     for field, help in _HELP.items():
         family = _kind(field)(f"polar_engine_{field}", help, labels=["engine"])
         for url, found in readings.items():
             if (value := getattr(found, field, None)) is not None:
-                family.add_metric([shown(url)], value)
+                family.add_metric([without_credentials(url)], value)
         yield family
 
 
 def own_families(readings: Readings) -> Iterable[Metric]:
-    """The readings of the one engine that shows this page itself."""
+    """Return metrics for the engine that serves this page itself."""
     for field, help in _HELP.items():
         yield _kind(field)(f"polar_engine_{field}", help, value=getattr(readings, field) or 0.0)
 
@@ -94,7 +93,6 @@ def _kind(field: str) -> type[CounterMetricFamily] | type[GaugeMetricFamily]:
     return CounterMetricFamily if field in _COUNTERS else GaugeMetricFamily
 
 
-def shown(url: str) -> str:
-    """The engine's address without a user's name and password."""
+def without_credentials(url: str) -> str:
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"

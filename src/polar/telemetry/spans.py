@@ -1,4 +1,4 @@
-"""What spans look like: OpenTelemetry's SDK behind two calls; imported only where traces are wanted."""
+"""OpenTelemetry spans of sessions and completions; imported only where traces are exported."""
 
 from __future__ import annotations
 
@@ -25,8 +25,6 @@ Attributes = dict[str, Any]
 
 
 class Spans:
-    """Makes spans and hands them to a processor."""
-
     def __init__(self, processor: SpanProcessor, about: Mapping[str, str], *, with_content: bool) -> None:
         self._provider = TracerProvider(resource=Resource.create(dict(about)), shutdown_on_exit=False)
         self._provider.add_span_processor(processor)
@@ -68,13 +66,10 @@ class Spans:
         span.end(_nanoseconds(max(done.ended_at, done.started_at)))
 
     def close(self) -> None:
-        """Send what is left."""
         self._provider.shutdown()
 
 
 class SessionSpans(SessionSpan):
-    """The span of a session and of the stage it is in."""
-
     def __init__(self, tracer: Tracer, span: Span, evaluator: str, *, with_content: bool) -> None:
         self._tracer = tracer
         self._span = span
@@ -173,7 +168,6 @@ def _content(done: Completion) -> Attributes:
 
 
 def _message(message: Message) -> dict[str, Any]:
-    """A message in the parts that the conventions' schema has."""
     if message.role is Role.TOOL:
         part = {"type": "tool_call_response", "id": message.tool_call_id, "response": message.content}
         return {"role": message.role.value, "parts": [part]}

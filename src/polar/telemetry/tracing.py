@@ -1,9 +1,8 @@
-"""Traces: session → stage → completion as OpenTelemetry spans, off until a process is told where they go.
+"""Traces: session → stage → completion as OpenTelemetry spans, off until a process exports them.
 
-As with logging, where spans go is a fact of the process: `exporting` sets it, and whoever has something to
-tell begins a span here, which is nothing at all while there is no such place. Names follow the semantic
-conventions for generative AI; what they have no name for is `polar.…`. No text of a conversation leaves
-unless it was asked for.
+As with logging, the destination belongs to the process: `exporting` sets it, and spans begun here cost
+nothing while there is none. Names follow the semantic conventions for generative AI, with `polar.…` for the
+rest. The text of conversations is left out unless it is asked for.
 """
 
 from __future__ import annotations
@@ -29,45 +28,44 @@ log = logging.getLogger(__name__)
 LAST_SPANS_SECONDS = 3.0
 
 _spans: Spans | None = None
-"""Where this process's spans go; None: nowhere."""
 
 
 class SessionSpan:
-    """One attempt at a session, while it runs; this one tells nobody."""
+    """One attempt at a session while it runs; this base class records nothing."""
 
     @property
     def traceparent(self) -> str | None:
-        """The stage that it is in, as W3C's header names it; spans of other processes may go below it."""
+        """The current stage as a W3C traceparent header, for spans of other processes below it."""
         return None
 
     def enter(self, stage: SessionStatus) -> None:
-        """The session is in this stage from now on."""
+        """Begin the span of this stage."""
 
     def end(self, result: SessionResult | None) -> None:
-        """It is over; without a result, it was given up here. What has ended stays as it ended."""
+        """End the span; no result means the attempt was abandoned. A second call changes nothing."""
 
 
 def session(lease: Lease, *, node: str, model: str) -> SessionSpan:
-    """A span for an attempt at a session, which is in INIT."""
+    """Begin the span of an attempt at a session, which is in INIT."""
     return SessionSpan() if _spans is None else _spans.session(lease, node=node, model=model)
 
 
 def completion(done: Completion, *, session_id: str, model: str, parent: str | None) -> None:
-    """A span for a completion that has just been recorded; `parent` is a stage's `traceparent`."""
+    """Record the span of a completion; `parent` is a stage's `traceparent`."""
     if _spans is None:
         return
     try:
         _spans.completion(done, session_id=session_id, model=model, parent=parent)
     except Exception:
-        # A call is not to fail because somebody watches it.
-        log.exception("session %s: a completion has no span", session_id)
+        # Tracing must never fail a call.
+        log.exception("session %s: could not record the span of a completion", session_id)
 
 
 @asynccontextmanager
 async def exporting(settings: TelemetrySettings, resource: Mapping[str, str]) -> AsyncIterator[None]:
-    """While the body runs, send the spans of this process where the settings or the environment say."""
+    """Export this process's spans during the block, as the settings or the environment say."""
     global _spans
-    spans = _started(settings, resource)
+    spans = _make_spans(settings, resource)
     if spans is None:
         yield
         return
@@ -76,7 +74,7 @@ async def exporting(settings: TelemetrySettings, resource: Mapping[str, str]) ->
         yield
     finally:
         _spans = before
-        # A collector that is down must not hold the process: the thread ends with it.
+        # A collector that is down must not delay the exit: the thread ends with the process.
         closing = threading.Thread(target=spans.close, name="polar-last-spans", daemon=True)
         closing.start()
         await asyncio.to_thread(closing.join, LAST_SPANS_SECONDS)
@@ -84,8 +82,7 @@ async def exporting(settings: TelemetrySettings, resource: Mapping[str, str]) ->
             log.warning("the last spans could not be sent within %g s", LAST_SPANS_SECONDS)
 
 
-def _started(settings: TelemetrySettings, resource: Mapping[str, str]) -> Spans | None:
-    """What makes spans; None: nobody has said where they go."""
+def _make_spans(settings: TelemetrySettings, resource: Mapping[str, str]) -> Spans | None:
     endpoint = settings.traces
     if endpoint == "off" or not (endpoint or environment_otlp_endpoint()):
         return None
@@ -95,8 +92,10 @@ def _started(settings: TelemetrySettings, resource: Mapping[str, str]) -> Spans 
     except ImportError:
         if endpoint is not None:
             raise NotInstalled("traces need OpenTelemetry", hint="pip install 'polar-rl[otel]'") from None
-        # The variable is every program's; whoever set it need not have thought of this one.
-        log.warning("no traces: OTEL_EXPORTER_OTLP_ENDPOINT is set, but polar-rl[otel] is not installed")
+        # The variable is shared by all programs and may not have been meant for this one.
+        log.warning(
+            "no traces are sent: OTEL_EXPORTER_OTLP_ENDPOINT is set, but polar-rl[otel] is not installed"
+        )
         return None
     from polar.telemetry.spans import Spans
 

@@ -9,9 +9,7 @@ import json
 import os
 import platform
 import tarfile
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,7 @@ import pytest
 from polar.assets.cache import DownloadFailed
 from polar.assets.node import install_npm, native, unpack_npm
 from polar.errors import NotInstalled
+from tests.fakes.http_pages import http_pages
 
 PACKAGE = {"name": "thing", "version": "1.2.3", "scripts": {"postinstall": "echo ran > ran.txt"}}
 
@@ -37,35 +36,20 @@ def tarball(*more: str) -> bytes:
 TARBALL = tarball()
 
 
-class Registry(BaseHTTPRequestHandler):
-    """Serves one package in one version."""
-
-    tarball = TARBALL
-
-    def do_GET(self) -> None:
-        host = self.headers["Host"]
-        version = {**PACKAGE, "dist": {"tarball": f"http://{host}/thing.tgz"}}
-        known = {
-            "/thing": json.dumps({"name": "thing", "versions": {"1.2.3": version}}).encode(),
-            "/thing.tgz": self.tarball,
-        }
-        body = known.get(self.path)
-        self.send_response(404 if body is None else 200)
-        self.end_headers()
-        self.wfile.write(body or b"{}")
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Stays silent."""
-
-
 @pytest.fixture
-def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Registry) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setenv("npm_config_registry", f"http://127.0.0.1:{server.server_port}/")
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, bytes]]:
+    """Serves one package in one version; its files by path."""
+    files = {"/thing.tgz": TARBALL}
+
+    def pages(path: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
+        version = {**PACKAGE, "dist": {"tarball": f"http://{headers['Host']}/thing.tgz"}}
+        known = {"/thing": json.dumps({"name": "thing", "versions": {"1.2.3": version}}).encode(), **files}
+        return (200, known[path]) if path in known else (404, b"{}")
+
+    with http_pages(pages) as port:
+        monkeypatch.setenv("npm_config_registry", f"http://127.0.0.1:{port}/")
         monkeypatch.setenv("npm_config_cache", str(tmp_path / "npm"))
-        yield
-        server.shutdown()
+        yield files
 
 
 def lock(directory: Path, *, version: str = "1.2.3", data: bytes | None = None) -> Path:
@@ -112,13 +96,12 @@ def test_a_lock_without_a_hash_is_refused(tmp_path: Path) -> None:
         install_npm(lock(tmp_path), tmp_path)
 
 
-@pytest.mark.usefixtures("registry")
 def test_pinned_package_is_unpacked_without_its_top_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, registry: dict[str, bytes]
 ) -> None:
-    monkeypatch.setattr(Registry, "tarball", tarball("package/dist/cli.js"))
+    registry["/thing.tgz"] = packed = tarball("package/dist/cli.js")
     into = tmp_path / "into"
-    unpack_npm("thing", "1.2.3", integrity(Registry.tarball), into)
+    unpack_npm("thing", "1.2.3", integrity(packed), into)
     assert sorted(str(path.relative_to(into)) for path in into.rglob("*")) == [
         "dist",
         "dist/cli.js",
@@ -134,10 +117,9 @@ def test_another_tarball_is_refused(tmp_path: Path) -> None:
     assert list((tmp_path / "into").iterdir()) == []
 
 
-@pytest.mark.usefixtures("registry")
-def test_tarball_cannot_write_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Registry, "tarball", tarball("package/../../evil"))
-    unpack_npm("thing", "1.2.3", integrity(Registry.tarball), tmp_path / "into")
+def test_tarball_cannot_write_elsewhere(tmp_path: Path, registry: dict[str, bytes]) -> None:
+    registry["/thing.tgz"] = packed = tarball("package/../../evil")
+    unpack_npm("thing", "1.2.3", integrity(packed), tmp_path / "into")
     assert [path.name for path in (tmp_path / "into").iterdir()] == ["package.json"]
     assert not (tmp_path / "evil").exists()
 

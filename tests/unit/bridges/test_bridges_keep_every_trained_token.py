@@ -15,11 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polar.bridges.nemo_gym import response
-from polar.bridges.sessions import ScoredSession, scored
+from polar.bridges.sessions import ScoredSession, scored_session
 from polar.bridges.trl import REWARD, columns
 from polar.errors import InvalidInput
 from polar.models.chat import Sampling
 from polar.models.trace import DriftPolicy, Trace
+from polar.trajectory.learnable import Advantage
 from polar.trajectory.prefix_merging import Credit, PrefixMerging
 from tests.fakes.agent_sessions import agent_sessions
 from tests.fakes.scripted_rollouts import sample, turns
@@ -47,7 +48,7 @@ def sessions(draw: st.DrawFn, number: int = 0) -> ScoredSession:
     )
     reward = draw(st.sampled_from([0.0, 0.5, 1.0, None]))
     made = sample(completions, reward, number=number, builder=PrefixMerging(options))
-    return scored(made, 1.0)
+    return scored_session(made, 1.0)
 
 
 @st.composite
@@ -100,7 +101,7 @@ def tokens_left_out(session: ScoredSession) -> int:
 @given(sessions())
 def test_what_is_trained_and_what_is_left_out_by_name_is_all(session: ScoredSession) -> None:
     trainable = session.result.stats.trainable_tokens
-    narrow, cut = session.narrowed(), session.cut(12, 9)
+    narrow, cut = session.with_one_trace(), session.truncated(12, 9)
     if session.reward is None:
         assert not session.traces
         assert session.excluded == Counter({"sessions_failed": 1})
@@ -115,7 +116,7 @@ def test_what_is_trained_and_what_is_left_out_by_name_is_all(session: ScoredSess
 @settings(max_examples=50)
 @given(groups())
 def test_trl_gets_one_row_a_session(group: list[ScoredSession]) -> None:
-    narrow = [session.narrowed() for session in group]
+    narrow = [session.with_one_trace() for session in group]
     found = columns(narrow, FILLER)
     assert {len(column) for column in found.values()} == {len(group)}
     names = ("prompt_ids", "completion_ids", "env_mask", "logprobs")
@@ -129,7 +130,7 @@ def test_trl_gets_one_row_a_session(group: list[ScoredSession]) -> None:
 def test_verl_gets_one_row_a_session(session: ScoredSession) -> None:
     made = verl.output(session, FILLER)
     found = split_row(made.prompt_ids, made.response_ids, made.response_mask, made.response_logprobs)
-    narrow = session.narrowed()
+    narrow = session.with_one_trace()
     assert [found] == rows_of(narrow) if narrow.traces else is_filling(found)
     assert made.reward_score == (session.reward or 0.0)
     assert made.extra_fields["polar_excluded"] == narrow.excluded
@@ -166,7 +167,7 @@ def test_skyrl_gets_each_trace_as_a_step(group: list[ScoredSession], step_wise: 
     scores = [session.reward for session in group if session.reward is not None]
     made = skyrl.output(group, ids, FILLER, step_wise=step_wise)
     assert made.keys() == GENERATOR_OUTPUT
-    expected = group if step_wise else [session.narrowed() for session in group]
+    expected = group if step_wise else [session.with_one_trace() for session in group]
     steps = [max(1, len(session.traces)) for session in expected]
     assert made["trajectory_ids"] == [id for id, count in zip(ids, steps, strict=True) for _ in range(count)]
     found = iter(
@@ -210,6 +211,12 @@ def test_prime_rl_gets_whole_sequences_with_advantages(group: list[ScoredSession
         assert one.advantages == pytest.approx([worth if kept else 0.0 for kept in one.mask])
 
 
+@pytest.mark.parametrize("kind", [Advantage.TREE, Advantage.TURN])
+def test_a_trainer_that_compares_whole_sessions_says_so(kind: Advantage) -> None:
+    with pytest.raises(InvalidInput, match="compare whole sessions"):
+        prime_rl.training_samples([], advantage=kind)
+
+
 @settings(max_examples=50)
 @given(groups())
 def test_areal_gets_a_group_as_a_batch_of_whole_sequences(group: list[ScoredSession]) -> None:
@@ -232,7 +239,7 @@ def test_areal_gets_a_group_as_a_batch_of_whole_sequences(group: list[ScoredSess
         assert versions[len(trace.prompt_ids) :] == trace.policy_versions.tolist()[:response]
         # What fills a row up is never trained.
         assert not made["loss_mask"][number][~there].any()
-    assert found == [up_to_the_last_trained(one) for session in group for one in rows_of(session)]
+    assert found == [without_untrained_tail(one) for session in group for one in rows_of(session)]
     assert made["rewards"].tolist() == pytest.approx([advantage(group, *one) for one in traces], abs=1e-6)
 
 
@@ -247,7 +254,7 @@ def advantage(group: list[ScoredSession], session: ScoredSession, trace: Trace) 
 
 
 def areal_config(**actor: Any) -> SimpleNamespace:
-    settings = {name.split(".")[1]: value for name, value in areal.LEFT_ALONE.items()}
+    settings = {name.split(".")[1]: value for name, value in areal.REQUIRED_CONFIG.items()}
     norm = SimpleNamespace(mean_level="batch", std_level="batch")
     return SimpleNamespace(
         gconfig=SimpleNamespace(n_samples=settings.pop("n_samples"), temperature=0.7),
@@ -282,10 +289,10 @@ def assert_nemo_rl_trains_the_trace(session: ScoredSession) -> None:
         ids += given_ids + sampled
         mask += [0] * len(given_ids) + [1] * len(sampled)
         logprobs += [0.0] * len(given_ids) + likely
-    assert [row(ids, mask, logprobs)] * bool(ids) == [up_to_the_last_trained(one) for one in rows_of(session)]
+    assert [row(ids, mask, logprobs)] * bool(ids) == [without_untrained_tail(one) for one in rows_of(session)]
 
 
-def up_to_the_last_trained(found: Row) -> Row:
+def without_untrained_tail(found: Row) -> Row:
     """A sequence that ends in tokens that are not trained may as well end before them."""
     (end, _, _) = found.trained[-1]
     return Row(found.ids[: end + 1], found.trained)
@@ -293,7 +300,7 @@ def up_to_the_last_trained(found: Row) -> Row:
 
 @given(sessions())
 def test_nemo_gym_gets_a_response_that_grows_by_its_calls(session: ScoredSession) -> None:
-    assert_nemo_rl_trains_the_trace(session.narrowed())
+    assert_nemo_rl_trains_the_trace(session.with_one_trace())
 
 
 @settings(max_examples=50)
@@ -351,7 +358,7 @@ def two_turns(*, drift: DriftPolicy = DriftPolicy.FORK, logprob: float = -0.5) -
         drifted = np.array([1, 2, 3, 20, 12, 7, 8], np.int32)
         second = replace(second, prompt_ids=drifted, parent=None, follows=first.id)
     made = sample((first, second), 1.0, builder=PrefixMerging(PrefixMerging.Options(drift=drift)))
-    return scored(made, 1.0)
+    return scored_session(made, 1.0)
 
 
 def test_nemo_gym_gets_the_prompts_of_the_trace_where_the_harness_sent_other_tokens() -> None:
@@ -382,7 +389,7 @@ def test_nemo_gym_shows_a_call_that_must_not_be_trained_as_context() -> None:
     first, second, third = turns((1, 2, 3), [[10, 11], [13], [14]])
     second = replace(second, used=Sampling(temperature=0.2))
     made = sample((first, second, third), 1.0)
-    session = scored(made, 1.0)
+    session = scored_session(made, 1.0)
     assert session.trained_tokens == 3
     assert_nemo_rl_trains_the_trace(session)
     said = [item for item in response(session, {})["output"] if item.get("role") == "assistant"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Collection
 from typing import Any
 
 import pytest
@@ -13,21 +12,10 @@ from polar.bridges import sessions
 from polar.bridges.sessions import Order, ScoredSession, one_session, roll_out_groups, task_of, task_row
 from polar.client import AsyncClient
 from polar.errors import Backoff, InvalidInput
-from polar.models.task import TaskSpec
-from polar.models.views import ResultPage, TaskView
-from tests.fakes.rollout_client import RolloutClient
+from polar.models.task import Branching, TaskSpec
+from polar.models.views import TaskView
+from tests.fakes.rollout_client import ReversingClient
 from tests.systems import shell_task
-
-
-class ReversingClient(RolloutClient):
-    """The scripted server, whose results come in the opposite order."""
-
-    async def result_pages(
-        self, task_ids: Collection[str], *, cursor: int = 0, follow: bool = False
-    ) -> AsyncIterator[ResultPage]:
-        pages = super().result_pages(task_ids, cursor=cursor, follow=follow)
-        for page in reversed([one async for one in pages]):
-            yield page
 
 
 @pytest.fixture
@@ -49,6 +37,14 @@ async def test_each_order_gets_its_own_sessions_in_the_order_of_samples(client: 
         assert {one.result.task_id for one in group} == {spec.id}
         assert (spec.sampling.temperature, spec.sampling.top_p, spec.sampling.top_k) == (0.7, 1.0, 0)
     assert [[one.reward for one in group] for group in groups] == [[1.0, 0.0]] * 3
+
+
+async def test_a_trainer_gets_the_sessions_that_it_asked_for_and_no_branches(client: Any) -> None:
+    branching = Branching.model_validate({"at": "calls"})
+    (order,) = orders(1)
+    task = order.task.model_copy(update={"branching": branching})
+    await roll_out_groups(client, [Order(task, order.samples)])
+    assert [spec.branching for spec in client.submitted] == [None]
 
 
 async def test_the_same_task_twice_is_two_rollouts(client: Any) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polar.bridges.nemo_gym import response
-from polar.bridges.sessions import ScoredSession, scored
+from polar.bridges.sessions import ScoredSession, scored_session
 from polar.models.trace import Trace
 from polar.trajectory.learnable import Excluded
 from tests.fakes.agent_sessions import agent_sessions
@@ -34,7 +34,7 @@ def sessions(draw: st.DrawFn) -> ScoredSession:
         else one
         for one in draw(agent_sessions())
     )
-    return scored(sample(completions, draw(st.sampled_from([0.0, 1.0, None]))), 1.0)
+    return scored_session(sample(completions, draw(st.sampled_from([0.0, 1.0, None]))), 1.0)
 
 
 def ids_of(trace: Trace) -> list[int]:
@@ -43,7 +43,7 @@ def ids_of(trace: Trace) -> list[int]:
 
 @given(sessions())
 def test_what_cannot_be_replayed_is_left_out_by_name(session: ScoredSession) -> None:
-    routed = session.routed()
+    routed = session.with_routing()
     assert all(trace.routing is not None and not trace.unrouted_tokens for trace in routed.traces)
     lost = routed.excluded[Excluded.TOKENS_UNROUTED]
     assert routed.trained_tokens + lost == session.trained_tokens
@@ -54,7 +54,7 @@ def test_verl_gets_the_experts_of_its_row(session: ScoredSession) -> None:
     made = verl.output(session, 0, SHAPE)
     ids = [*made.prompt_ids, *made.response_ids]
     assert made.routed_experts.shape == (len(ids) - 1, *SHAPE)
-    if session.routed().traces:
+    if session.with_routing().traces:
         assert made.routed_experts.tolist() == routing_of(ids).tolist()
     else:
         assert made.response_mask == [0]
@@ -73,7 +73,7 @@ def test_slime_gets_the_experts_of_every_sample(session: ScoredSession) -> None:
 
 @given(sessions())
 def test_nemo_rl_gets_experts_and_is_told_where_there_are_none(session: ScoredSession) -> None:
-    narrowed = session.narrowed()
+    narrowed = session.with_one_trace()
     output = response(narrowed, {})["output"]
     items = [item for item in output if "generation_token_ids" in item]
     assert bool(items) is bool(narrowed.trained_tokens)

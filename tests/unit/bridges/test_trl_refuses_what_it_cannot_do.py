@@ -18,9 +18,9 @@ def test_a_prompt_that_is_no_task_is_refused() -> None:
         ROLLOUTS(["known", "Say something."], SimpleNamespace())
 
 
-@pytest.mark.parametrize("spread", ["is_fsdp_enabled", "is_deepspeed_enabled"])
-def test_a_model_spread_over_processes_is_refused(spread: str) -> None:
-    switches = {"is_fsdp_enabled": False, "is_deepspeed_enabled": False, spread: True}
+@pytest.mark.parametrize("sharding", ["is_fsdp_enabled", "is_deepspeed_enabled"])
+def test_a_model_sharded_over_processes_is_refused(sharding: str) -> None:
+    switches = {"is_fsdp_enabled": False, "is_deepspeed_enabled": False, sharding: True}
     trainer = SimpleNamespace(state=SimpleNamespace(global_step=0), **switches)
-    with pytest.raises(InvalidInput, match=r"spread over processes.*DDP"):
+    with pytest.raises(InvalidInput, match=r"sharded over processes.*DDP"):
         ROLLOUTS(["known"], trainer)

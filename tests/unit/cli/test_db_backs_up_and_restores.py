@@ -41,7 +41,7 @@ async def finish_one(store: Store) -> None:
     # Beside an open store, as beside a server.
     assert await asyncio.to_thread(polar, "backup", "copy", "--data-dir", "data") == (
         0,
-        "backed data up to copy\n",
+        "backed up data to copy\n",
     )
     await store.tasks.submit(idle_task("later"))
 

@@ -31,7 +31,7 @@ def mistake(*arguments: str, **environment: str) -> str:
         (("submit", "absent.yaml"), "absent.yaml: cannot be read: No such file"),
         (("submit", "absent"), "absent: cannot be read: No such file"),
         (("tasks", "validate", "absent/tasks"), "absent/tasks: cannot be read: No such file"),
-        (("examples", __file__), f"{__file__}: cannot be written to: Not a directory"),
+        (("examples", __file__), f"{__file__}: cannot write: Not a directory"),
     ],
 )
 def test_a_wrong_argument_is_explained(arguments: tuple[str, ...], said: str) -> None:

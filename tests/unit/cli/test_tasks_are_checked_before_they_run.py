@@ -24,12 +24,12 @@ def rows(path: Path, *tasks: Any) -> Path:
     return path
 
 
-def test_sound_tasks_are_counted(tmp_path: Path) -> None:
+def test_valid_tasks_are_counted(tmp_path: Path) -> None:
     path = rows(
         tmp_path / "t.jsonl", {**TASK, "harness": SHELL}, {**TASK, "id": "b", "harness": SHELL, "samples": 3}
     )
     result = polar("tasks", "check", path)
-    assert (result.exit_code, result.stdout) == (0, "2 tasks with 4 sessions: all sound\n")
+    assert (result.exit_code, result.stdout) == (0, "2 tasks with 4 sessions: all valid\n")
 
 
 def test_every_problem_is_named_by_line_and_field(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_every_problem_is_named_by_line_and_field(tmp_path: Path) -> None:
     result = polar("tasks", "check", path)
     assert result.exit_code == 1
     assert f"{path}:2: task 'a': harness.options.command: is required" in result.stderr
-    assert "harness 'absent' is not known here; the server may know it" in result.stderr
+    assert "harness 'absent' is not installed here, but may be on the server" in result.stderr
 
 
 def test_a_part_of_a_sum_that_only_the_server_may_know_is_no_problem(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_a_part_of_a_sum_that_only_the_server_may_know_is_no_problem(tmp_path: P
     path = rows(tmp_path / "t.jsonl", {**TASK, "harness": SHELL, "evaluator": evaluator})
     result = polar("tasks", "check", path)
     assert result.exit_code == 0, result.output
-    assert "evaluator 'absent' is not known here; the server may know it" in result.stderr
+    assert "evaluator 'absent' is not installed here, but may be on the server" in result.stderr
 
 
 def test_json_tells_all_of_it(tmp_path: Path) -> None:
@@ -74,9 +74,9 @@ def test_a_misspelt_sub_command_is_refused(tmp_path: Path) -> None:
     ("options", "said"),
     [
         (("--accept", "reward >"), "--accept: unexpected 'end of template'"),
-        (("--accept", "rewad > 1"), "--accept: no 'rewad' here"),
-        (("--accept", "exit(1)"), "--accept: no 'exit' here"),
-        (("--server", "http://127.0.0.1:1", "--model", "m"), "--server has an engine of its own"),
+        (("--accept", "rewad > 1"), "--accept: unknown name 'rewad'"),
+        (("--accept", "exit(1)"), "--accept: unknown name 'exit'"),
+        (("--server", "http://127.0.0.1:1", "--model", "m"), "--server has its own engine"),
     ],
 )
 def test_a_wrong_option_of_generate_is_told_before_anything_starts(
@@ -93,5 +93,5 @@ def test_generate_without_a_sound_task_does_not_start(tmp_path: Path) -> None:
     result = polar("generate", "-t", rows(tmp_path / "t.jsonl", {"id": "a"}), "--out", tmp_path / "out")
     assert result.exit_code == 1
     assert "t.jsonl:1: task 'a': instruction: is required" in result.stderr
-    assert "no task is sound" in result.stderr
+    assert "no valid tasks" in result.stderr
     assert not (tmp_path / "out").exists()

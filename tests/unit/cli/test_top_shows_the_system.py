@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from polar.app.vitals import EngineSigns, Look, PoolSigns, Vitals
+from polar.app.vitals import EngineSigns, PoolSigns, Snapshot, Vitals
 from polar.cli.top import top
 from polar.models.dashboard import NodeOverview
 from polar.models.session import SessionStatus
@@ -17,7 +17,7 @@ Show = Callable[[Vitals], list[str]]
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Show:
     def show(vitals: Vitals) -> list[str]:
-        monkeypatch.setattr(Look, "at_server", lambda _client: None)
+        monkeypatch.setattr(Snapshot, "of_server", lambda _client: None)
         monkeypatch.setattr(Vitals, "between", lambda _before, _now: vitals)
         top(interval=0.0, once=True, server="http://here", token="unused")
         return capsys.readouterr().out.splitlines()

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polar.dialects.base import CallIdentity, Refusal, RequestRefused
-from polar.dialects.bedrock_messages import BedrockMessages, BedrockStream, framed
+from polar.dialects.bedrock_messages import BedrockMessages, BedrockStream, frame_message
 from polar.models.chat import FinishReason, ToolCall, Usage
 
 NAMES = st.text("abc:-", min_size=1, max_size=20)
@@ -23,7 +23,7 @@ NAMES = st.text("abc:-", min_size=1, max_size=20)
 def test_any_messages_come_back_however_they_are_cut(
     sent: list[tuple[dict[str, str], bytes]], size: int
 ) -> None:
-    wire = b"".join(framed(headers, payload) for headers, payload in sent)
+    wire = b"".join(frame_message(headers, payload) for headers, payload in sent)
     buffer, seen = EventStreamBuffer(), []
     for at in range(0, len(wire), size):
         buffer.add_data(wire[at : at + size])

@@ -17,7 +17,7 @@ from polar.dialects.base import (
     Recall,
     Refusal,
     RequestRefused,
-    nothing_recalled,
+    recall_nothing,
 )
 from polar.dialects.openai_responses import OpenAIResponses
 from polar.gateway.conversation import Conversations
@@ -51,7 +51,7 @@ PIECES = st.lists(
 )
 
 
-def request(*items: Any, recall: Recall = nothing_recalled) -> ChatRequest:
+def request(*items: Any, recall: Recall = recall_nothing) -> ChatRequest:
     body = {
         "model": "m",
         "input": [USER, *items],

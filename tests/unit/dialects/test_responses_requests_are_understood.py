@@ -13,7 +13,7 @@ from polar.dialects.base import (
     Recall,
     Refusal,
     RequestRefused,
-    nothing_recalled,
+    recall_nothing,
 )
 from polar.dialects.openai_responses import OpenAIResponses
 from polar.dialects.responses_output import seal
@@ -24,7 +24,7 @@ ROUTE = DIALECT.routes[0]
 FREEFORM = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 
 
-def parse(recall: Recall = nothing_recalled, /, **fields: Any) -> ChatRequest:
+def parse(recall: Recall = recall_nothing, /, **fields: Any) -> ChatRequest:
     body = json.dumps({"model": "m", "input": "hi"} | fields).encode()
     return DIALECT.parse(HttpRequest(ROUTE, body, recall=recall))
 
@@ -183,7 +183,7 @@ def test_namespaces_are_flattened_and_qualified_only_where_names_collide() -> No
     request = parse(tools=tools, input=[echo("find", "mcp__git__"), echo("open", "crm"), echo("run", None)])
     assert [tool.name for tool in request.tools] == ["crm__find", "open", "mcp__git__find", "run"]
     assert [call.name for call in request.messages[0].tool_calls] == ["mcp__git__find", "open", "run"]
-    items = [request.wire["asked"].toolbox.item_of(call, "1") for call in request.messages[0].tool_calls]
+    items = [request.wire["options"].toolbox.item_of(call, "1") for call in request.messages[0].tool_calls]
     assert [(item.get("namespace"), item["name"]) for item in items] == [
         ("mcp__git__", "find"), ("crm", "open"), (None, "run"),
     ]  # fmt: skip

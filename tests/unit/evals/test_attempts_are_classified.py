@@ -23,7 +23,7 @@ from tests.fakes.reports import attempt
         ({"reward": 1.0, "agent_end": AgentEnd.TIMEOUT}, None),
         (
             {"reward": 0.0, "agent_end": AgentEnd.BUDGET},
-            "agent ran out of its budget of completions or tokens",
+            "agent used up its budget of completions or tokens",
         ),
         ({"reward": 0.0, "completions": 0, "exit_code": 1}, "agent made no model call"),
         ({"reward": 0.0, "exit_code": 3}, "agent exited with 3"),

@@ -47,12 +47,12 @@ EVAL = ("eval", "--out", "out", "--taskset")
         ((*EVAL, "tasks.yaml", "--harness", "pi", "--harness", "pi"), "two are called 'pi'"),
         ((*EVAL, "tasks.yaml", "--fail-under", "speed=1"), "unknown metric 'speed'"),
         ((*EVAL, "tasks.yaml", "--fail-under", "pass@2=1"), "unknown metric 'pass@2'"),
-        ((*EVAL, "tasks.yaml", "--k", "2"), "--k 2: needs at least as many --samples"),
+        ((*EVAL, "tasks.yaml", "--k", "2"), "--k 2: requires at least 2 --samples"),
         (
             (*EVAL, "tasks.yaml", "--server", "http://127.0.0.1:9", "--model", "m"),
-            "--server has an engine and a node of its own",
+            "--server has its own engine and node",
         ),
-        ((*EVAL, "tasks.yaml", "--baseline", "none"), "none: no report.json there"),
+        ((*EVAL, "tasks.yaml", "--baseline", "none"), "none: contains no report.json"),
         ((*EVAL, "tasks.yaml", "--baseline", "one"), "--baseline one: no task in common (it evaluated one)"),
         ((*EVAL, "tasks.yaml", "--runtime", "moon"), "moon"),
         (("eval", "--out", "tasks.yaml", "--taskset", "tasks.yaml"), "tasks.yaml: is not a directory"),
@@ -60,7 +60,7 @@ EVAL = ("eval", "--out", "out", "--taskset")
         (("compare", "one", "tasks.yaml"), "tasks.yaml: not a report"),
         (
             ("compare", "one", "one", "--after-harness", "codex"),
-            "no harness 'codex' in run 0badcafe (it has pi)",
+            "run 0badcafe has no harness 'codex' (it has pi)",
         ),
     ],
 )

@@ -13,10 +13,10 @@ from polar.evals.plan import (
     Conditions,
     HarnessChoice,
     Plan,
+    bind_directory,
     check_harnesses,
-    keep,
     make_plan,
-    named_tasksets,
+    name_tasksets,
     parse_harness,
     run_in,
 )
@@ -44,15 +44,20 @@ def taskset(path: Path, *ids: str, **defaults: Any) -> Path:
 
 def planned(path: Path, *harnesses: str, run: str = "r", **changes: Any) -> Plan:
     choices = [parse_harness(text) for text in harnesses or ("own",)]
-    return make_plan(
-        named_tasksets([path]), choices, [None], Conditions(**{"samples": 2, **changes}), run=run
-    )
+    return make_plan(name_tasksets([path]), choices, [None], Conditions(**{"samples": 2, **changes}), run=run)
+
+
+def test_samples_alone_are_evaluated(tmp_path: Path) -> None:
+    strategy = {"name": "calls", "options": {"calls": [1]}}
+    plan = planned(taskset(tmp_path / "one.yaml", "a", branching={"at": strategy}))
+    specs = [task.spec for cell in plan.cells for task in cell.tasks]
+    assert [(spec.samples, spec.early_stop, spec.branching) for spec in specs] == [(2, None, None)]
 
 
 def test_every_task_of_every_combination_has_an_id_of_its_own(tmp_path: Path) -> None:
     paths = [taskset(tmp_path / "one.yaml", "a", "b"), taskset(tmp_path / "two.yaml", "a", "x" * 128)]
     choices = [parse_harness("own"), parse_harness("no=shell:{command: 'false'}")]
-    plan = make_plan(named_tasksets(paths), choices, ["m", "n"], Conditions(samples=3), run="r")
+    plan = make_plan(name_tasksets(paths), choices, ["m", "n"], Conditions(samples=3), run="r")
     ids = [task.spec.id for cell in plan.cells for task in cell.tasks]
     assert len(ids) == len(set(ids)) == 2 * 2 * 2 * 2
     assert all(len(id) <= 128 for id in ids)
@@ -143,21 +148,21 @@ def test_an_empty_taskset_is_refused(tmp_path: Path, content: str) -> None:
 
 def test_tasksets_are_told_apart_by_name(tmp_path: Path) -> None:
     same = [taskset(tmp_path / side / "tasks.yaml", "a") for side in ("left", "right")]
-    assert set(named_tasksets(same)) == set(map(str, same))
-    assert set(named_tasksets([same[0]])) == {"tasks"}
+    assert set(name_tasksets(same)) == set(map(str, same))
+    assert set(name_tasksets([same[0]])) == {"tasks"}
     with pytest.raises(InvalidInput, match="given twice"):
-        named_tasksets([same[0], same[0]])
+        name_tasksets([same[0], same[0]])
 
 
 def test_a_directory_belongs_to_one_plan(tmp_path: Path) -> None:
     path, out = taskset(tmp_path / "t.yaml", "a"), tmp_path / "out"
     assert run_in(out) != run_in(out), "a new one each time"
-    keep(planned(path, run="first"), out)
+    bind_directory(planned(path, run="first"), out)
     assert run_in(out) == "first"
-    keep(planned(path, run="first", ks=(1, 2), threshold=0.5), out)
+    bind_directory(planned(path, run="first", ks=(1, 2), threshold=0.5), out)
     for other in (planned(path, run="first", samples=3), planned(path, "shell:{command: x}", run="first")):
-        with pytest.raises(InvalidInput, match="holds another evaluation"):
-            keep(other, out)
+        with pytest.raises(InvalidInput, match="belongs to an evaluation with other"):
+            bind_directory(other, out)
     with pytest.raises(InvalidInput, match="not a directory"):
         run_in(path)
 
@@ -178,7 +183,7 @@ def test_a_line_that_a_kill_cut_short_is_forgotten_and_the_rest_kept(tmp_path: P
 
 def test_two_evaluations_cannot_share_a_directory(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
-    with pytest.raises(InvalidInput, match="another evaluation is at work"):
+    with pytest.raises(InvalidInput, match="another evaluation is running"):
         Journal(tmp_path)
     assert not journal.attempts
 

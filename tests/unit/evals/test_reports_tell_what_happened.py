@@ -141,7 +141,7 @@ def test_a_comparison_has_all_its_forms() -> None:
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(None, "no report.json there"), ("{}", "not a report of this version"), ("nonsense", "not a report")],
+    [(None, "contains no report.json"), ("{}", "not a report of this version"), ("nonsense", "not a report")],
 )
 def test_a_directory_without_a_sound_report_is_refused(
     tmp_path: Path, content: str | None, said: str
@@ -156,7 +156,7 @@ def test_a_gate_names_every_cell_that_stays_below() -> None:
     lines = below_gates(full(), [Gate("pass@1", 0.5), Gate("pass@4", 0.99)])
     assert len(lines) == 3
     assert "codex" in lines[0]
-    assert "pass@1 is 0.333, under 0.5" in lines[0]
+    assert "pass@1 is 0.333, below 0.5" in lines[0]
 
 
 def test_a_gate_at_the_value_itself_is_passed() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from polar.evaluators.attacks import ATTACKS, Attack, Kind, fitting
+from polar.evaluators.attacks import ATTACKS, Attack, Kind, attacks_of_kinds
 
 
 def test_there_are_attacks_of_every_kind() -> None:
@@ -27,9 +27,9 @@ def test_each_has_a_name_of_its_own_and_says_what_it_tries() -> None:
 
 
 def test_a_task_meets_those_on_what_it_is_graded_with_and_those_that_fit_every_task() -> None:
-    kinds = {attack.kind for attack in fitting({Kind.PYTEST, Kind.MAKE})}
+    kinds = {attack.kind for attack in attacks_of_kinds({Kind.PYTEST, Kind.MAKE})}
     assert kinds == {Kind.ANY, Kind.PYTEST, Kind.MAKE}
-    assert fitting(tuple(Kind)) == ATTACKS
+    assert attacks_of_kinds(tuple(Kind)) == ATTACKS
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=[attack.name for attack in ATTACKS])

@@ -154,7 +154,7 @@ def test_what_is_no_finite_reward_is_a_failed_evaluation(stated: str) -> None:
 async def test_a_command_that_does_not_end_is_worth_nothing(sandbox: Sandbox) -> None:
     verdict = await evaluate(sandbox, command="reward 1; sleep 60", timeout_seconds=0.2)
     assert verdict.reward == 0.0
-    assert "did not end in time" in verdict.report
+    assert "timed out" in verdict.report
 
 
 @pytest.mark.parametrize("place", ["live", "fresh"])
@@ -205,13 +205,13 @@ async def test_a_statement_that_the_agent_has_pushed_out_is_worth_nothing(
         assert (await judge(context, "command", command=FLOOD, reward="exit_code")).reward == 1.0
 
 
-async def test_a_statement_that_the_agent_has_spoiled_is_worth_nothing(tmp_path: Path) -> None:
+async def test_a_statement_that_the_agent_ruined_is_worth_nothing(tmp_path: Path) -> None:
     async with evaluation(make_task({"answer": "0.5"}, runtime="process"), tmp_path) as context:
         copied = {"command": 'reward "$(cat answer)"'}
         assert (await judge(context, "command", **copied)).reward == 0.5
         await agent_does(context, "echo nonsense > answer")
         assert (await judge(context, "command", **copied)).reward == 0.0
-        with pytest.raises(EvaluationFailed, match="no reward"):
+        with pytest.raises(EvaluationFailed, match="invalid reward"):
             await judge(context, "command", command="reward nonsense")
 
 
@@ -227,7 +227,7 @@ async def test_a_command_that_never_states_a_reward_is_a_failed_evaluation(
 ) -> None:
     runtime = {"name": "process", "options": {"output_limit": 4096}}
     async with evaluation(make_task(runtime=runtime), tmp_path) as context:
-        with pytest.raises(EvaluationFailed, match="states no reward"):
+        with pytest.raises(EvaluationFailed, match="stated no reward"):
             await judge(context, "command", command=command, reward="stated")
 
 

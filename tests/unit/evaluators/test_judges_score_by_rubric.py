@@ -77,7 +77,7 @@ async def test_the_judge_sees_task_transcripts_files_and_rubric(context: Evaluat
     for text in ("please fix it", 'bash with {"command": "ls"}', "All done", "a sub-agent's words"):
         assert user.count(text) == 1
     assert "the result" in user
-    assert "file gone.txt]\n[there is no such file]" in user
+    assert "file gone.txt]\n[no such file]" in user
     assert "be good" not in user
 
 
@@ -119,7 +119,7 @@ async def test_an_agent_that_talks_the_judge_out_of_an_answer_gets_nothing(
     async with judging(talked_out_of(answer)) as server:
         verdict = await judge(context, server, attempts=2, on_failure=on_failure, open_reward=0.5)
     assert (verdict.reward, verdict.components) == (0.0, {UNGRADABLE: 1.0})
-    assert "only without what the agent left" in verdict.report
+    assert "only without the agent's work" in verdict.report
 
 
 async def test_whether_a_judge_answers_without_the_agent_is_asked_once(context: EvaluationContext) -> None:
@@ -132,12 +132,12 @@ async def test_whether_a_judge_answers_without_the_agent_is_asked_once(context: 
 async def test_a_judge_without_answer_fails_the_session_or_not(context: EvaluationContext) -> None:
     async with judging("nonsense") as server:
         with pytest.raises(
-            EvaluationFailed, match="judge-1 failed 2 times, at last: its answer makes no sense"
+            EvaluationFailed, match="judge-1 failed 2 times; last problem: its answer is unusable"
         ):
             await judge(context, server, attempts=2)
         verdict = await judge(context, server, on_failure="open", open_reward=0.25)
     assert (verdict.reward, verdict.components) == (0.25, {"judge_failed": 1.0})
-    assert "makes no sense" in verdict.report
+    assert "its answer is unusable" in verdict.report
 
 
 async def test_an_unreachable_judge_is_an_outage_and_no_verdict(context: EvaluationContext) -> None:
@@ -194,7 +194,7 @@ def test_an_answer_is_an_opinion_or_nonsense(text: str) -> None:
 
 
 async def test_an_unknown_endpoint_is_named(context: EvaluationContext) -> None:
-    with pytest.raises(EvaluationFailed, match=r"evaluator\.options\.endpoint: this node has no judge 'x'"):
+    with pytest.raises(EvaluationFailed, match=r"evaluator\.options\.endpoint: unknown judge 'x'"):
         await evaluate(context, "judge", endpoint="x", rubric=RUBRIC)
 
 

@@ -113,7 +113,7 @@ async def test_a_workspace_that_cannot_be_carried_is_worth_nothing(
     for name, more in (("diff", {}), ("tests", {"sandbox": "fresh"})):
         verdict = await evaluate(context, name, **plan, **more)
         assert verdict.reward == 0.0
-        assert "cannot be carried over" in verdict.report
+        assert "cannot be copied" in verdict.report
 
 
 async def test_a_sandbox_without_git_is_the_evaluators_fault(tmp_path: Path, plan: dict[str, Any]) -> None:

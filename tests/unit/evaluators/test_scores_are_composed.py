@@ -38,7 +38,7 @@ async def test_the_lowest_sum_follows_from_the_parts(context: EvaluationContext)
     whole = make_evaluator("weighted", evaluators=parts)
     assert whole.lowest_reward == -2.5
     assert (await whole.score(context)).reward == 1 - 0.5 - 2
-    with pytest.raises(RewardTooLow, match="gives -3, its lowest_reward is 0"):
+    with pytest.raises(RewardTooLow, match="gave -3, which is below its lowest_reward of 0"):
         await make_evaluator("weighted", evaluators=[says("-3")]).score(context)
 
 
@@ -68,7 +68,7 @@ async def test_a_part_that_fails_fails_the_whole(context: EvaluationContext) -> 
         ([{"name": "nothing"}], "nothing"),
         ([{"name": "command", "options": {}}], r"evaluator\.options\.evaluators\.0\.options\.command"),
         ([{"name": "command", "options": {"command": "x"}, "weight": "heavy"}], r"evaluators\.0\.weight"),
-        ([says("1"), says("1")], r"1\.label: 'command' is taken"),
+        ([says("1"), says("1")], r"1\.label: 'command' is already used"),
     ],
     ids=str,
 )

@@ -256,7 +256,7 @@ async def test_endless_code_is_worth_nothing(context: EvaluationContext, plan: d
     await agent_does(context, "printf 'while True: pass' > calc/__init__.py")
     verdict = await evaluate(context, "tests", **plan, timeout_seconds=0.7)
     assert verdict.reward == 0.0
-    assert "did not end within 0.7 s" in verdict.report
+    assert "timed out after 0.7 s" in verdict.report
     punished = await evaluate(context, "tests", **plan, timeout_seconds=0.7, lowest_reward=-1.0)
     assert punished.reward == -1.0
 
@@ -274,7 +274,7 @@ async def test_output_without_a_test_is_worth_nothing(
     await agent_does(context, "printf 'import os\\nos._exit(0)' > calc/__init__.py")
     verdict = await evaluate(context, "tests", **plan)
     assert verdict.reward == 0.0
-    assert "no test result was recognised" in verdict.report
+    assert "no recognisable test results" in verdict.report
 
 
 async def test_a_command_that_never_runs_is_the_evaluators_fault(context: EvaluationContext) -> None:
@@ -318,7 +318,7 @@ async def test_a_report_that_the_agent_left_is_none(
     [
         ({"format": "pytest"}, "command"),
         ({"command": "x", "format": "nose"}, "format"),
-        ({"command": "x", "format": "junit"}, "needs 'report'"),
+        ({"command": "x", "format": "junit"}, "requires 'report'"),
         ({"command": "x", "format": "pytest", "files": {"/etc/x": {"text": ""}}}, "files"),
         ({"command": "x", "format": "pytest", "expected": {"fail_to_pass": "a"}}, "expected.fail_to_pass"),
         ({"command": "x", "format": "pytest", "reward": "best"}, "reward"),

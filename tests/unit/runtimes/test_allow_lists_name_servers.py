@@ -98,7 +98,7 @@ def test_a_list_within_another_names_nothing_more(
 
 def test_a_plain_process_cannot_be_kept_to_a_list() -> None:
     component = Component(name="process", options={"network": {"allow": ["pypi.org:443"]}})
-    with pytest.raises(InvalidInput, match=r"runtime\.options.*plain process cannot"):
+    with pytest.raises(InvalidInput, match=r"runtime\.options.*plain processes cannot"):
         plugins.create("runtimes", "runtime", component)
 
 

@@ -88,7 +88,7 @@ def test_limits_of_v2_are_written(tmp_path: Path) -> None:
     }
     assert (directory.parent / "cgroup.subtree_control").read_text() == "+cpu +memory +pids"
     assert group.enforces == {Limit.MEMORY, Limit.PIDS, Limit.CPU}
-    assert group.entrances == (str(directory / "cgroup.procs"),)
+    assert group.join_files == (str(directory / "cgroup.procs"),)
 
 
 def test_limits_of_v1_are_written(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_a_process_that_the_machine_had_no_memory_for_hit_no_limit_of_its_own(
 
 
 def test_a_group_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(SandboxError, match="limits could not be set"):
+    with pytest.raises(SandboxError, match="cannot set the sandbox's limits"):
         made(tmp_path, Hierarchy(tmp_path / "absent", True, frozenset({"memory"})))
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from polar.runtimes import network
 from polar.runtimes.allow_list import AllowList
-from polar.runtimes.network import ForwardProxy, proxy_environment, served
+from polar.runtimes.network import ForwardProxy, proxy_environment, serve_listener
 
 
 @asynccontextmanager
@@ -37,7 +37,7 @@ async def proxy(*allowed: str) -> AsyncIterator[tuple[int, ForwardProxy]]:
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     made = ForwardProxy(AllowList.parse(allowed), "s1")
-    async with served(listener, made.serve, limit=network.MAX_HEAD_BYTES):
+    async with serve_listener(listener, made.serve, limit=network.MAX_HEAD_BYTES):
         yield port, made
 
 

@@ -11,7 +11,7 @@ import pytest
 import uvloop
 
 from polar.runtimes.allow_list import AllowList
-from polar.runtimes.network import ForwardProxy, copy, forwarded
+from polar.runtimes.network import ForwardProxy, copy, forward
 
 
 @pytest.mark.parametrize("turns", range(6))
@@ -19,8 +19,8 @@ async def test_a_cancelled_start_leaves_the_loop_no_closed_descriptor(turns: int
     listener = socket.create_server(("127.0.0.1", 0))
 
     async def attend() -> None:
-        async with forwarded(listener, "127.0.0.1", 9):
-            await asyncio.sleep(60)
+        async with forward(listener, "127.0.0.1", 9):
+            await asyncio.Event().wait()
 
     attending = asyncio.create_task(attend())
     await asyncio.sleep(0)

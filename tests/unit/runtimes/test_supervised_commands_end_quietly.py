@@ -13,6 +13,7 @@ import pytest
 
 from polar.runtimes.base import SandboxUnavailable
 from polar.runtimes.supervision import Launch, Supervised
+from tests.waiting import eventually
 
 
 def started(directory: Path, command: str = "read forever", ports: tuple[int, ...] = ()) -> Supervised:
@@ -32,9 +33,7 @@ def started(directory: Path, command: str = "read forever", ports: tuple[int, ..
 
 
 async def its_supervisor(directory: Path) -> int:
-    async with asyncio.timeout(60):
-        while not (named := list((directory / "pids").glob("*.json"))):  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+    named = await eventually(lambda: list((directory / "pids").glob("*.json")), every=0.001)
     return int(named[0].stem)
 
 

@@ -67,7 +67,7 @@ def test_the_example_is_whole_tasks() -> None:
 
 
 def test_an_unknown_split_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="none of dev, test"):
+    with pytest.raises(InvalidInput, match="must be one of dev, test"):
         rows("train")
 
 

@@ -81,7 +81,7 @@ def test_problems_of_several_files_come_together(tmp_path: Path) -> None:
         ("t.yaml", "defaults: {samples: 2}", "tasks: must be a list of at least one task"),
         ("t.yaml", "tasks: [{id: a}]\nextra: 1", "unknown key 'extra'"),
         ("t.yaml", "defaults: {smples: 2}\ntasks: [{id: a}]", "defaults.smples: unknown key"),
-        ("t.yaml", "defaults: {id: x}\ntasks: [{id: a}]", "defaults.id: every task needs an id of its own"),
+        ("t.yaml", "defaults: {id: x}\ntasks: [{id: a}]", "defaults.id: every task must have its own id"),
         ("t.yaml", "defaults: [1]\ntasks: [{id: a}]", "defaults: must be a mapping"),
         ("t.toml", "id = 1", "its name must end in .yaml"),
         ("t.yaml", "!!python/object/apply:os.system ['true']", "not YAML: could not determine a constructor"),
@@ -105,14 +105,14 @@ def test_duplicate_ids_are_named_with_both_places(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ({"path": "../outside.txt"}, "leads out of the task file's directory"),
-        ({"path": "/etc/hostname"}, "leads out of the task file's directory"),
-        ({"path": "link.txt"}, "leads out of the task file's directory"),
+        ({"path": "../outside.txt"}, "is outside the task file's directory"),
+        ({"path": "/etc/hostname"}, "is outside the task file's directory"),
+        ({"path": "link.txt"}, "is outside the task file's directory"),
         ({"path": "absent.txt"}, "cannot be read: No such file or directory"),
         ({"path": "."}, "cannot be read: Is a directory"),
         ({"path": "nul\0.txt"}, "cannot be read"),
         ({"path": 3}, "files.f.path: must be a string"),
-        ({"path": "t.json", "text": "x"}, "needs exactly one of"),
+        ({"path": "t.json", "text": "x"}, "must have exactly one of"),
         ({}, "a file needs exactly one of 'text' and 'base64'"),
         ({"base64": "!"}, "'base64' does not decode"),
     ],
@@ -141,6 +141,9 @@ def test_options_of_a_known_component_are_checked(tmp_path: Path) -> None:
     )
     assert "task 'a': evaluator.options.command: is required" in said
     assert "evaluator.options.comand: " in said
+    strategy = {"name": "calls", "options": {"cals": [1]}}
+    said = problem(tmp_path / "t.json", {**TASK, "branching": {"at": strategy}})
+    assert "task 'a': branching.at.options.calls: is required" in said
 
 
 values = st.recursive(

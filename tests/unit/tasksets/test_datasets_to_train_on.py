@@ -185,7 +185,7 @@ def test_a_condition_that_cannot_be_applied_accepts_nothing_and_is_told(tmp_path
     accept = parse_acceptance("components.tests >= 1")
     written = write_dataset([group(attempt("s1"))], tmp_path, accept)
     assert written.fates == {Fate.REJECTED: 1}
-    assert written.unjudged == "session s1: there is no 'tests'; there are exists, right"
+    assert written.unjudged == "session s1: unknown name 'tests'; known: exists, right"
 
 
 def test_what_a_harness_left_out_of_its_echo_is_there(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_the_examples_are_whole_tasks() -> None:
 
 
 def test_an_unknown_split_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="none of train, held_out"):
+    with pytest.raises(InvalidInput, match="must be one of train, held_out"):
         list(FileShell(FileShell.Options()).rows(None, "test"))
 
 

@@ -58,7 +58,7 @@ def test_the_example_is_whole_tasks_without_their_solutions() -> None:
 
 
 def test_an_unknown_split_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="none of train, held_out"):
+    with pytest.raises(InvalidInput, match="must be one of train, held_out"):
         rows("test")
 
 

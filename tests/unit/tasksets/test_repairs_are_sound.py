@@ -21,10 +21,10 @@ from polar_public_tasks.repairs import (
     LISTED,
     Repairs,
     TriedBugs,
+    format_list,
     grading,
     grading_files,
     read_bugs,
-    written,
 )
 
 from polar.errors import InvalidInput
@@ -71,7 +71,7 @@ def test_what_a_bug_breaks_are_tests_that_pass_without_it() -> None:
 
 
 def test_the_list_is_the_one_that_the_readme_names() -> None:
-    assert LISTED.read_text() == written(LIST)
+    assert LISTED.read_text() == format_list(LIST)
     readme = (Path(__file__).parents[3] / "examples" / "public-tasks" / "README.md").read_text()
     assert hashlib.sha256(LISTED.read_bytes()).hexdigest() in readme
 
@@ -187,16 +187,16 @@ def test_code_cannot_call_what_fails_a_known_failure(tmp_path: Path) -> None:
 
 
 def test_what_is_not_there_is_refused_by_name() -> None:
-    with pytest.raises(InvalidInput, match="none of train, held_out"):
+    with pytest.raises(InvalidInput, match="must be one of train, held_out"):
         rows("test")
-    with pytest.raises(InvalidInput, match="no bugs of left-pad are listed"):
+    with pytest.raises(InvalidInput, match="the list has no bugs of left-pad"):
         rows(packages=("left-pad",))
 
 
 def test_a_bug_of_another_release_is_reported_and_the_rest_is_read(tmp_path: Path) -> None:
     old = LIST.packages["parse"].model_copy(update={"version": "0.1"})
     place = tmp_path / "bugs.json"
-    place.write_text(written(TriedBugs(seed=0, packages={**LIST.packages, "parse": old})))
+    place.write_text(format_list(TriedBugs(seed=0, packages={**LIST.packages, "parse": old})))
     made = list(Repairs(Repairs.Options()).rows(place, "train"))
     bad = [row for row in made if isinstance(row, BadRow)]
     assert len(bad) == len(old.bugs)

@@ -6,15 +6,14 @@ import hashlib
 import io
 import tarfile
 from base64 import b64encode
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from threading import Thread
 
 import pytest
 from polar_public_tasks.index import Sdist, sdist_directory
 
 from polar.assets.cache import DownloadFailed
+from tests.fakes.http_pages import http_pages
 
 PASSWORD = "pa:s@s"
 
@@ -32,27 +31,19 @@ ARCHIVE = archive()
 THING = Sdist("thing", "1.0", hashlib.sha256(ARCHIVE).hexdigest())
 
 
-class Index(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        wanted = f"Basic {b64encode(f'me:{PASSWORD}'.encode()).decode()}"
-        is_known = self.headers["Authorization"] == wanted
-        self.send_response(200 if is_known else 401)
-        self.end_headers()
-        if is_known:
-            page = b'<a href="../files/thing-1.0.tar.gz#sha256=0">thing-1.0.tar.gz</a>'
-            self.wfile.write(page if self.path == "/thing/" else ARCHIVE)
-
-    def log_message(self, *_: object) -> None:
-        pass
+def pages(path: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
+    """An index with one sdist, for those who know the password."""
+    if headers.get("Authorization") != f"Basic {b64encode(f'me:{PASSWORD}'.encode()).decode()}":
+        return 401, b""
+    page = b'<a href="../files/thing-1.0.tar.gz#sha256=0">thing-1.0.tar.gz</a>'
+    return 200, page if path == "/thing/" else ARCHIVE
 
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("POLAR_CACHE", str(tmp_path))
-    with ThreadingHTTPServer(("127.0.0.1", 0), Index) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        yield f"127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with http_pages(pages) as port:
+        yield f"127.0.0.1:{port}"
 
 
 def test_a_password_of_pips_settings_is_sent(index: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar.models.task import TaskSpec
+from polar.models.task import Branching, TaskSpec
 from polar.tasksets.files import load_tasks
 from polar.tasksets.task_document import with_defaults
 
@@ -40,6 +40,7 @@ def test_defaults_lie_under_every_task(tmp_path: Path) -> None:
           samples: 4
           budgets: {run_seconds: 60, max_completions: 4}
           metadata: {set: s}
+          branching: {at: s, samples: 4}
         tasks:
           - {id: a, instruction: do it}
           - id: b
@@ -47,8 +48,9 @@ def test_defaults_lie_under_every_task(tmp_path: Path) -> None:
             samples: 2
             budgets: {run_seconds: 5}
             metadata: {level: 1}
+            branching: {depth: 2}
             harness: {options: {depth: 2}}
-          - {id: c, instruction: do it, harness: {name: other, options: {x: 1}}}
+          - {id: c, instruction: do it, harness: {name: other, options: {x: 1}}, branching: null}
           - {id: d, instruction: do it, harness: h}
         """,
     )
@@ -56,8 +58,9 @@ def test_defaults_lie_under_every_task(tmp_path: Path) -> None:
     assert (a.samples, a.budgets.run_seconds, a.harness.options) == (4, 60, {"tools": ["bash"], "depth": 1})
     assert (b.samples, b.budgets.run_seconds, b.budgets.max_completions) == (2, 5, 4)
     assert b.metadata == {"set": "s", "level": 1}
+    assert b.branching == Branching.model_validate({"at": "s", "samples": 4, "depth": 2})
     assert b.harness.options == {"tools": ["bash"], "depth": 2}
-    assert (c.harness.name, c.harness.options) == ("other", {"x": 1})
+    assert (c.harness.name, c.harness.options, c.branching) == ("other", {"x": 1}, None)
     assert (d.harness.name, d.harness.options) == ("h", {})
 
 

@@ -161,10 +161,10 @@ def test_a_bad_row_is_named_by_line_and_field_and_the_rest_is_there(tmp_path: Pa
     assert [task.id for task in loaded.tasks] == ["q0", "q6"]
     assert [problem.split(" '^")[0] for problem in loaded.problems][:6] == [
         f"{file}:2:18: not JSON: Expecting property name enclosed in double quotes",
-        f"{file}:3: instruction: 'question' is undefined; there are row, number, uid, answer, level",
+        f"{file}:3: instruction: 'question' is undefined; known: row, number, uid, answer, level",
         f"{file}:4: must be a JSON object, not a list",
         f"{file}:5: task 'not an id!': id: String should match pattern",
-        f"{file}:6: filter: it fails: '<' not supported between instances of 'str' and 'int'",
+        f"{file}:6: filter: '<' not supported between instances of 'str' and 'int'",
         f"{file}:7: not JSON: the key 'uid' is given twice",
     ]
     assert loaded.problems[6] == f"{file}:8: task 'q0': id: already used in {file}:1"
@@ -187,7 +187,7 @@ def test_a_bad_row_is_named_by_line_and_field_and_the_rest_is_there(tmp_path: Pa
         ({"source": "rows.jsonl", "format": "carrier_pigeon"}, "unknown name 'carrier_pigeon'"),
         ({"source": "rows.jsonl", "options": {"x": 1}}, "taskset.options.x: unknown key"),
         ({"format": "jsonl"}, "source: is required"),
-        ({"source": "rows.txt"}, "is of no known format"),
+        ({"source": "rows.txt"}, "has an unknown format"),
         ({"source": "rows.parquet"}, "cannot be read"),
     ],
 )
@@ -263,7 +263,7 @@ def test_a_bad_swe_row_names_its_column(tmp_path: Path) -> None:
     loaded = read_tasks(tmp_path / "rows.jsonl", over={"harness": {"name": "pi"}})
     assert len(loaded.tasks) == 1
     assert [problem.split(": ", 1)[1] for problem in loaded.problems] == [
-        "FAIL_TO_PASS: must be a list of test ids, or one as JSON text",
+        "FAIL_TO_PASS: must be a list of test ids, as a list or as JSON text",
         "test_patch: must be a unified diff",
     ]
 

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 
 from polar.engines.embedded.server import families as embedded_families
-from polar.telemetry.readings import Readings, families, read, shown
+from polar.telemetry.readings import Readings, families, read, without_credentials
 
 VLLM = """
 # HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -80,4 +80,4 @@ def test_what_an_engine_does_not_say_is_absent_and_one_that_is_down_is_named() -
 
 
 def test_an_address_is_shown_without_its_password() -> None:
-    assert shown("https://me:secret@engine:8000/v1") == "https://engine:8000"
+    assert without_credentials("https://me:secret@engine:8000/v1") == "https://engine:8000"

@@ -13,8 +13,8 @@ import polar
 from polar.config.settings import NodeSettings
 from polar.engines.embedded.server import families as embedded_families
 from polar.gateway.metrics import GatewayMetrics
-from polar.node.metrics import Metrics
 from polar.node.pools import Pools
+from polar.node.services import NodeMetrics
 from polar.rollout.metrics import ServerMetrics
 from polar.telemetry.readings import Readings, families
 
@@ -53,7 +53,7 @@ def exported() -> set[Row]:
     names_read = {name for name, _, _ in read}
     return (
         of_registry(ServerMetrics(cast(Any, None)).registry)
-        | of_registry(Metrics(Pools(NodeSettings())).registry)
+        | of_registry(NodeMetrics(Pools(NodeSettings())).registry)
         | of_registry(GatewayMetrics(int, int, bool).registry)
         | read
         | {found for found in own if found[0] not in names_read}

@@ -10,12 +10,12 @@ from prometheus_client import CollectorRegistry, Counter, Metric
 
 from polar.config.settings import TelemetrySettings
 from polar.errors import PolarError, Unavailable
-from polar.telemetry.page import MetricsPage, Part, bears, is_local, listening
+from polar.telemetry.page import MetricSource, MetricsPage, bears, is_local, listening
 
 TOKEN = "a-token-for-readers"
 
 
-def counted(name: str, count: int = 1) -> Part:
+def counted(name: str, count: int = 1) -> MetricSource:
     registry = CollectorRegistry()
     Counter(name, "Things.", registry=registry).inc(count)
 
@@ -101,7 +101,7 @@ async def test_a_node_without_a_port_shows_nothing() -> None:
 async def test_a_port_that_is_taken_is_said_in_one_line() -> None:
     async with listening(TelemetrySettings(metrics_port=0), page_of_one()) as address:
         port = int(str(address).rpartition(":")[2].partition("/")[0])
-        with pytest.raises(PolarError, match=f"cannot be shown on 127.0.0.1:{port}"):
+        with pytest.raises(PolarError, match=f"cannot serve metrics on 127.0.0.1:{port}"):
             async with listening(TelemetrySettings(metrics_port=port), page_of_one()):
                 raise AssertionError
 

@@ -1,1 +1,1 @@
-"""Nodes on a Ray cluster: placed one a machine, watched, replaced, scaled with the queue (extra `ray`)."""
+"""Nodes on a Ray cluster: one per machine, monitored, replaced, and scaled with the queue (extra `ray`)."""

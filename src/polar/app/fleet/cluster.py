@@ -1,4 +1,4 @@
-"""The Ray cluster as a fleet uses it: machines, named actors, wishes to the autoscaler; and the actors."""
+"""The Ray cluster as a fleet uses it: machines, named actors, the autoscaler; and the actors themselves."""
 
 from __future__ import annotations
 
@@ -36,17 +36,16 @@ _OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
 
 
 class RayCluster:
-    """Keeps no state that it cannot find again: the nodes are the cluster's named actors."""
+    """Access to the cluster, without state of its own: the nodes are the cluster's named actors."""
 
     def __init__(self, need: Mapping[str, float], max_restarts: int) -> None:
         self._need = dict(need)
         self._max_restarts = max_restarts
         self._seen: dict[str, tuple[PlacedNode, float]] = {}
-        """Each node as it last answered, or was started, and when."""
-        self._wished = 0
+        self._requested = 0
 
     def machines(self) -> tuple[Machine, ...]:
-        """Those that are alive and carry a node."""
+        """Return the running machines that can host a node."""
         found = (
             Machine(node["NodeID"], node["NodeManagerHostname"], node["Resources"])
             for node in ray.nodes()
@@ -64,7 +63,7 @@ class RayCluster:
         return tuple(self._node_from(name, answer) for name, answer in asked.items())
 
     def start(self, name: str, machine: Machine, settings: dict[str, Any]) -> None:
-        """Place a node on a machine; Ray restarts it there while that lives."""
+        """Start a node on a machine; Ray restarts it there while the machine is running."""
         options: dict[str, Any] = {
             _OPTIONS[resource]: amount for resource, amount in self._need.items() if resource in _OPTIONS
         }
@@ -91,11 +90,11 @@ class RayCluster:
         self._seen.pop(name, None)
         kill(PREFIX + name, "end")
 
-    def wish(self, nodes: int) -> None:
+    def request_machines(self, nodes: int) -> None:
         """Ask the autoscaler, if there is one, for machines for this number of nodes."""
-        if nodes != self._wished:
+        if nodes != self._requested:
             request_resources(bundles=[self._need] * nodes)
-            self._wished = nodes
+            self._requested = nodes
 
     def _node_from(self, name: str, answer: Any) -> PlacedNode:
         unknown = PlacedNode(name, "", "", NodeState.SILENT)
@@ -114,7 +113,6 @@ class RayCluster:
 
 
 def actor(name: str) -> Any | None:
-    """The actor of that name; None if there is none."""
     try:
         return ray.get_actor(name, namespace=NAMESPACE)
     except ValueError:
@@ -130,15 +128,12 @@ def kill(name: str, farewell: str | None = None) -> None:
         try:
             ray.get(getattr(handle, farewell).remote(), timeout=ANSWER_SECONDS)
         except (RayError, TimeoutError) as error:
-            log.info("%s did not hear its end: %s", name, type(error).__name__)
+            log.info("%s did not confirm its end: %s", name, type(error).__name__)
     ray.kill(handle, no_restart=True)
 
 
 class NodeHost:
-    """The actor on each machine: its child is `polar node`, which lives and drains as one by hand does.
-
-    Whoever ends the actor's process ends the node with it.
-    """
+    """The actor on each machine, whose child process is an ordinary `polar node`."""
 
     def __init__(self, machine: str, host: str, settings: dict[str, Any]) -> None:
         name = settings["node"]["name"]
@@ -173,7 +168,7 @@ class NodeHost:
         return PlacedNode(*self._place, self._state, seconds, self._was_asked, reason)
 
     def drain(self) -> None:
-        """Ask the node to end when its sessions have; asking again changes nothing."""
+        """Ask the node to stop once its sessions have ended; asking again changes nothing."""
         if self._was_asked or self._process.poll() is not None:
             return
         self._was_asked = True
@@ -181,7 +176,7 @@ class NodeHost:
         self._process.send_signal(signal.SIGTERM)
 
     def end(self) -> None:
-        """End the node now; its sessions are taken from it when their leases expire."""
+        """Stop the node now; its sessions return to the queue when their leases expire."""
         self._was_asked = True
         self._process.kill()
         self._process.wait(END_SECONDS)
@@ -197,12 +192,12 @@ class NodeHost:
 
     def _reason(self, code: int) -> str:
         lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
-        said = lines[-1].removeprefix("error: ") if lines else "it said nothing"
+        said = lines[-1].removeprefix("error: ") if lines else "no output"
         return f"exit code {code}: {said}"[:500]
 
 
 class FleetActor(Supervisor):
-    """The supervisor as a detached actor: its loop runs beside the calls to it."""
+    """The supervisor as a detached actor, whose loop runs beside the calls to it."""
 
     def __init__(self, order: FleetOrder) -> None:
         log_to_stderr("info")

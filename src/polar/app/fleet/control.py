@@ -1,4 +1,4 @@
-"""Starting, asking and ending a fleet from any shell that reaches the Ray cluster."""
+"""Starts, queries and stops a fleet from any shell that reaches the Ray cluster."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ ANSWER_SECONDS = 30.0
 CONNECT_SECONDS = 5.0
 
 Show = Callable[[FleetView], None]
-"""Told of the fleet while it is waited for."""
+"""Called with the fleet's state while waiting for it."""
 
 
 @contextmanager
 def connected(address: str) -> Iterator[None]:
-    """A connection to the Ray cluster while the body runs."""
+    """Connect to the Ray cluster during the block."""
     _check_reachable(address)
     set_unless_given("RAY_USAGE_STATS_ENABLED", "0")
     try:
@@ -47,7 +47,7 @@ def connected(address: str) -> Iterator[None]:
 
 
 def _check_reachable(address: str) -> None:
-    """Raise at once where nothing listens: Ray itself tries for most of a minute, and logs meanwhile."""
+    """Raise at once if nothing listens: Ray itself retries for most of a minute, and logs meanwhile."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not port.isdigit():
         return
@@ -59,13 +59,13 @@ def _check_reachable(address: str) -> None:
 
 def _unreachable(address: str, reason: str) -> Unavailable:
     return Unavailable(
-        f"no Ray cluster can be reached at {address}: {reason}",
-        hint="start one with `ray start --head`, or name it with --address",
+        f"cannot reach a Ray cluster at {address}: {reason}",
+        hint="start one with `ray start --head`, or set --address",
     )
 
 
 def up(order: FleetOrder, show: Show, *, wait_seconds: float) -> FleetView:
-    """Start the fleet, or give the one that is running another size; wait until its nodes are ready."""
+    """Start the fleet, or resize a running one, and wait until its nodes are ready."""
     import ray
 
     from polar.app.fleet.cluster import NAMESPACE, SUPERVISOR, FleetActor, actor
@@ -87,7 +87,7 @@ def up(order: FleetOrder, show: Show, *, wait_seconds: float) -> FleetView:
         )
     elif (server := _ask(supervisor.view.remote()).server) != order.server:
         raise PolarError(
-            f"a fleet is running on this cluster already, for {server}", hint="`polar fleet down` ends it"
+            f"this cluster already runs a fleet for {server}", hint="stop it with `polar fleet down`"
         )
     else:
         _ask(supervisor.resize.remote(order.fleet.nodes))
@@ -96,7 +96,7 @@ def up(order: FleetOrder, show: Show, *, wait_seconds: float) -> FleetView:
 
 
 def with_node_token(order: FleetOrder) -> FleetOrder:
-    """The order with a token of its own for the nodes, if the one it has may make one."""
+    """Add a token for the nodes to the order, if the order's own token may create one."""
     with Client(order.server, order.token, ca=order.ca) as client:
         try:
             made = client.create_token(f"fleet-{secrets.token_hex(4)}", TokenRole.NODE)
@@ -106,13 +106,13 @@ def with_node_token(order: FleetOrder) -> FleetOrder:
 
 
 def status() -> FleetView:
-    """The fleet that is running; NotFound if there is none."""
+    """Return the state of the running fleet; raise NotFound if there is none."""
     view: FleetView = _ask(_supervisor().view.remote())
     return view
 
 
 def down(show: Show, *, wait_seconds: float, now: bool) -> None:
-    """Drain every node and end the fleet; `now` ends them without waiting for their sessions."""
+    """Drain every node and stop the fleet; `now` stops nodes without waiting for their sessions."""
     from polar.app.fleet.cluster import PREFIX, SUPERVISOR, kill
 
     supervisor = _supervisor()
@@ -122,8 +122,8 @@ def down(show: Show, *, wait_seconds: float, now: bool) -> None:
         view = _wait(supervisor, show, lambda view: view.looks > before and not view.nodes, wait_seconds)
         if view.nodes:
             raise Unavailable(
-                f"{len(view.nodes)} nodes still drain after {wait_seconds:g} s",
-                hint="`polar fleet down` again waits on, with --now it does not",
+                f"{len(view.nodes)} nodes are still draining after {wait_seconds:g} s",
+                hint="run `polar fleet down` again to keep waiting, or with --now to stop at once",
             )
     import ray
     from ray.autoscaler.sdk import request_resources
@@ -140,12 +140,12 @@ def _supervisor() -> Any:
 
     supervisor = actor(SUPERVISOR)
     if supervisor is None:
-        raise NotFound("no fleet is running on this Ray cluster", hint="`polar fleet up` starts one")
+        raise NotFound("no fleet is running on this Ray cluster", hint="start one with `polar fleet up`")
     return supervisor
 
 
 def _is_settled(view: FleetView) -> bool:
-    """Whether all nodes that can be ready are, or one has said why it cannot."""
+    """Whether all nodes that can be ready are, or one has reported why it cannot."""
     ready = sum(node.state is NodeState.READY for node in view.nodes)
     return ready + view.missing >= view.wanted or view.trouble is not None
 
@@ -168,4 +168,4 @@ def _ask(answer: Any) -> Any:
         return ray.get(answer, timeout=ANSWER_SECONDS)
     except (RayError, TimeoutError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise Unavailable(f"the fleet's supervisor does not answer: {reason}") from None
+        raise Unavailable(f"the fleet's supervisor does not respond: {reason}") from None

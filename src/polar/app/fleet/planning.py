@@ -1,4 +1,4 @@
-"""What a fleet is asked for, how many nodes it should have, and what it does next: pure functions."""
+"""A fleet's order, its target size, and its next steps: pure functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from polar.errors import InvalidInput
 from polar.models.component import Frozen
 
 SILENCE_SECONDS = 30.0
-"""How long a node's actor may give no answer: Ray may be placing or restarting it."""
+"""Seconds that a node's actor may be silent, while Ray places or restarts it."""
 PER_HOST = "per-host"
 
 
@@ -23,21 +23,17 @@ class NodeState(StrEnum):
     STARTING = "starting"
     READY = "ready"
     ASIDE = "aside"
-    """Whoever runs the server has drained it there: it stays, and is given nothing until it is resumed."""
+    """An operator has drained it on the server: it stays, without new sessions, until it is resumed."""
     DRAINING = "draining"
-    """It takes no more sessions, and ends when those it has do."""
+    """It takes no more sessions, and stops when the current ones have ended."""
     ENDED = "ended"
-    """Its process is gone, its actor is there."""
+    """Its process has ended, while its actor is still there."""
     SILENT = "silent"
-    """Its actor does not answer."""
     LOST = "lost"
-    """Its actor is gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine of the cluster that is alive."""
-
     id: str
     host: str
     resources: Mapping[str, float]
@@ -52,26 +48,24 @@ class PlacedNode:
 
     name: str
     machine: Annotated[str, Field(exclude=True)]
-    """The machine's id."""
     host: str
     state: NodeState
     seconds: Annotated[float, Field(exclude=True)] = 0.0
-    """In this state."""
+    """Seconds in this state."""
     was_asked: Annotated[bool, Field(exclude=True)] = False
-    """Whether it was asked to end."""
     detail: str | None = None
-    """Why it ended, or is not seen."""
+    """Why it ended, or is not visible."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
     remove: tuple[PlacedNode, ...]
-    """Nodes that are no more, or will not come back."""
+    """Nodes that are gone, or will not come back."""
     drain: tuple[PlacedNode, ...]
     start: tuple[Machine, ...]
-    """Machines to place a node on, one each."""
+    """Machines to start a node on, one each."""
     missing: int
-    """Nodes for which there is no machine."""
+    """The number of nodes for which there is no machine."""
 
 
 def make_plan(
@@ -83,16 +77,16 @@ def make_plan(
     busy: Mapping[str, int] | None = None,
     drain_seconds: float,
 ) -> FleetPlan:
-    """Come closer to the wanted number.
+    """Plan the next steps towards the wanted number.
 
-    `machines` are those that carry a node, `resting` the ids of those where one has just failed, `busy`
-    how many sessions each node has. A machine never has two nodes, also while one drains.
+    `machines` can host a node, `resting` are the ids of those where one has just failed, `busy` is the number
+    of sessions per node. A machine never has two nodes, even while one drains.
     """
     alive = {machine.id for machine in machines}
     gone = [node for node in nodes if _is_gone(node, alive, drain_seconds)]
     standing = [node for node in nodes if node not in gone]
     serving = [node for node in standing if node.state not in (NodeState.DRAINING, NodeState.ASIDE)]
-    # Whoever set a node aside may want it back, unless none is wanted at all.
+    # A node that was set aside may be resumed, so it stays unless none is wanted at all.
     aside = [node for node in standing if node.state is NodeState.ASIDE and not wanted]
     taken = {node.machine for node in standing} | set(resting)
     free = [machine for machine in machines if machine.id not in taken]
@@ -109,7 +103,7 @@ def make_plan(
 
 
 def node_name(host: str, used: Collection[str]) -> str:
-    """The first free name on a host: who comes after a node that failed clears away what it left there."""
+    """Return the first free name on a host, so that a successor cleans up after a failed node."""
     host = re.sub(r"[^A-Za-z0-9._-]+", "-", host).lstrip("._-")[:100] or "node"
     number = 1
     while f"{host}-{number}" in used:
@@ -130,70 +124,70 @@ def _is_gone(node: PlacedNode, alive: Collection[str], drain_seconds: float) -> 
 
 
 def _worth(node: PlacedNode, busy: Mapping[str, int]) -> tuple[bool, int, str]:
-    """Sorts the nodes that can be spared first to the front."""
+    """Sort key that puts the most dispensable nodes first."""
     return node.state is NodeState.READY, busy.get(node.name, 0), node.name
 
 
 @dataclass(frozen=True, slots=True)
 class FleetSize:
-    """As many nodes as the queue asks for, within bounds."""
+    """The limits within which the number of nodes follows the queue."""
 
     least: int
     most: int
 
 
 def parse_size(text: str) -> FleetSize | None:
-    """`N` or `MIN..MAX`; None for `per-host`: one on every machine that has the resources."""
+    """Parse `N` or `MIN..MAX`; None for `per-host`, one on every machine with the resources."""
     if text == PER_HOST:
         return None
     least, dots, most = text.partition("..")
     try:
         size = FleetSize(int(least), int(most if dots else least))
     except ValueError:
-        raise InvalidInput(f"nodes: {text!r} is none of per-host, N, MIN..MAX") from None
+        raise InvalidInput(f"nodes: {text!r} must be per-host, N or MIN..MAX") from None
     if not 0 <= size.least <= size.most:
-        raise InvalidInput(f"nodes: {text!r} ends before it begins")
+        raise InvalidInput(f"nodes: {text!r} has a maximum below its minimum")
     return size
 
 
 def nodes_wanted(size: FleetSize | None, *, machines: int, unended: int, sessions_per_node: int) -> int:
-    """How many nodes there should be now for `unended` sessions, queued or under way."""
+    """Return how many nodes there should be for `unended` sessions, queued or running."""
     if size is None:
         return machines
     return min(size.most, max(size.least, -(-unended // sessions_per_node)))
 
 
 @dataclass(slots=True)
-class Patience:
-    """Follows a number up at once, and down only when it has been lower for a while."""
+class ScaleDownDelay:
+    """Follows a number up immediately, and down only once it has been lower for a while."""
 
     seconds: float
     _seen: list[tuple[float, int]] = field(default_factory=list)
-    """Numbers and when they were seen."""
 
     def follow(self, now: float, number: int) -> int:
-        """The largest number of the last `seconds`, this one included."""
+        """Return the largest number of the last `seconds`, including this one."""
         self._seen = [(at, seen) for at, seen in self._seen if at >= now - self.seconds] + [(now, number)]
         return max(seen for _, seen in self._seen)
 
 
 @dataclass(frozen=True, slots=True)
 class FleetOrder:
-    """What a fleet is started with; what it says of itself holds no secret."""
+    """What a fleet is started with; its repr contains no secret."""
 
     server: str
     fleet: FleetSettings
     drain_seconds: float
     token: str = field(repr=False)
-    """With which the supervisor asks the server."""
+    """The token with which the supervisor queries the server."""
     settings: dict[str, Any] = field(repr=False)
-    """The nodes' own settings, as a settings file has them."""
+    """The nodes' own settings, as in a settings file."""
     node_token: str | None = field(default=None, repr=False)
-    """What nodes bring instead, which opens no more than they need."""
+    """A token for the nodes with only the permissions they need."""
 
     @property
     def ca(self) -> str | None:
-        """The file of those who signed the server's certificate, the same on every machine."""
+        """The file of the authority that signed the server's certificate, at the same path on every
+        machine."""
         ca: str | None = self.settings.get("node", {}).get("ca")
         return ca
 
@@ -204,7 +198,6 @@ class FleetOrder:
         return cls(server, settings.fleet, settings.node.drain_seconds, token, given)
 
     def node_settings(self, name: str) -> dict[str, Any]:
-        """The settings document of one node."""
         return {
             **self.settings,
             "data_dir": str(self.fleet.data_dir),
@@ -219,16 +212,15 @@ class FleetView(Frozen):
     server: str
     size: str
     wanted: int = 0
-    """Nodes there should be now."""
     missing: int = 0
-    """Of these, nodes for which no machine has room."""
+    """The number of wanted nodes for which no machine has room."""
     machines: int = 0
-    """Those that carry a node."""
+    """The number of machines that can host a node."""
     unended: int | None = None
-    """Sessions queued or under way; None: the server could not be asked."""
+    """The number of sessions queued or running; None if the server could not be asked."""
     nodes: tuple[PlacedNode, ...] = ()
     looks: int = 0
-    """How often the supervisor has looked."""
+    """The number of times the supervisor has checked the fleet."""
     is_ending: bool = False
     trouble: str | None = None
-    """What went wrong at the last look or with the last node that failed."""
+    """What went wrong at the last check, or with the last node that failed."""

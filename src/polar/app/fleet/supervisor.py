@@ -1,4 +1,4 @@
-"""The fleet's one supervisor: looks, plans, and does what the plan says, again and again."""
+"""The fleet's supervisor: observes, plans and acts, in a loop."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from polar.app.fleet.planning import (
     FleetPlan,
     FleetView,
     NodeState,
-    Patience,
     PlacedNode,
+    ScaleDownDelay,
     make_plan,
     node_name,
     nodes_wanted,
@@ -32,16 +32,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LONGEST_REST_SECONDS = 60.0
-"""How long a machine where nodes fail again and again is left alone before the next attempt."""
+"""Maximum seconds before another attempt on a machine where nodes keep failing."""
 ASK_SECONDS = 5.0
-"""How long the rollout server may take to answer."""
 
 
 class Supervisor:
-    """Sees to it that the nodes there are are the nodes there should be.
-
-    All it knows beyond its order it finds again in the cluster: one that is restarted goes on.
-    """
+    """Keeps the actual nodes equal to the wanted ones, with all state in the cluster, so it can restart."""
 
     def __init__(
         self, order: FleetOrder, cluster: RayCluster, clock: Callable[[], float] = time.monotonic
@@ -50,27 +46,25 @@ class Supervisor:
         self._cluster = cluster
         self._clock = clock
         self._size = order.fleet.nodes
-        self._patience = Patience(order.fleet.idle_seconds)
+        self._patience = ScaleDownDelay(order.fleet.idle_seconds)
         self._failures: Counter[str] = Counter()
-        """By machine, since a node last worked there."""
+        """Failures by machine, since a node last worked there."""
         self._resting: dict[str, float] = {}
         """Machines where a node failed, and until when they rest."""
-        self._told: tuple[NodeOverview, ...] = ()
-        """Nodes as the server last told of them."""
+        self._server_nodes: tuple[NodeOverview, ...] = ()
         self._silence: str | None = None
-        """Why it tells nothing of them."""
         self._unended: int | None = None
         self._is_ending = False
         self._view = FleetView(server=order.server, size=self._size)
         self._hurry = threading.Event()
 
     def watch(self) -> None:
-        """Look for ever; what goes wrong is told and tried again."""
+        """Check forever; errors are reported and the check is repeated."""
         while True:
             try:
                 self.look()
             except Exception as error:
-                log.exception("the fleet could not be looked after")
+                log.exception("the check of the fleet failed")
                 self._view = self._view.model_copy(update={"trouble": str(error)[:500]})
             self._hurry.wait(self._order.fleet.watch_seconds)
             self._hurry.clear()
@@ -79,44 +73,43 @@ class Supervisor:
         return self._view
 
     def resize(self, size: str) -> None:
-        """Go for another number of nodes."""
         parse_size(size)
         self._size = size
-        self._patience = Patience(self._order.fleet.idle_seconds)
+        self._patience = ScaleDownDelay(self._order.fleet.idle_seconds)
         self._is_ending = False
         self._hurry.set()
 
     def end(self) -> None:
-        """Drain every node; the fleet is down when the view shows none."""
+        """Drain every node; the fleet has stopped when the view shows none."""
         self._is_ending = True
         self._hurry.set()
 
     def look(self) -> None:
-        """See what there is, and do what brings it closer to what there should be."""
+        """Observe the fleet and take the next steps."""
         machines = self._cluster.machines()
         nodes = self._cluster.nodes()
-        self._learn(nodes)
+        self._note_failures(nodes)
         if not self._is_ending:
-            self._told = self._ask_of_nodes()
-        nodes = self._set_aside(nodes)
+            self._server_nodes = self._query_nodes()
+        nodes = self._mark_drained(nodes)
         aside = sum(node.state is NodeState.ASIDE for node in nodes)
-        wanted = self._wanted(len(machines) - aside)
+        wanted = self._wanted_nodes(len(machines) - aside)
         plan = make_plan(
             nodes,
             machines,
             wanted=wanted,
             resting=self._resting,
-            busy={node.name: sum(node.sessions.values()) for node in self._told},
+            busy={node.name: sum(node.sessions.values()) for node in self._server_nodes},
             drain_seconds=self._order.drain_seconds,
         )
         self._carry_out(plan, nodes)
         if parse_size(self._size) is not None:
-            self._cluster.wish(wanted)
+            self._cluster.request_machines(wanted)
         self._show(nodes, len(machines), wanted, plan.missing)
 
-    def _set_aside(self, nodes: tuple[PlacedNode, ...]) -> tuple[PlacedNode, ...]:
-        """The nodes, those marked that whoever runs the server has drained."""
-        drained = {node.name for node in self._told if node.is_draining}
+    def _mark_drained(self, nodes: tuple[PlacedNode, ...]) -> tuple[PlacedNode, ...]:
+        """Return the nodes, marking those that an operator has drained on the server."""
+        drained = {node.name for node in self._server_nodes if node.is_draining}
         return tuple(
             replace(node, state=NodeState.ASIDE)
             if node.name in drained and node.state is NodeState.READY
@@ -124,20 +117,19 @@ class Supervisor:
             for node in nodes
         )
 
-    def _wanted(self, machines: int) -> int:
+    def _wanted_nodes(self, machines: int) -> int:
         if self._is_ending:
             return 0
-        self._unended = self._ask()
+        self._unended = self._count_unended()
         size = parse_size(self._size)
         per_node = self._order.fleet.sessions_per_node
         want = nodes_wanted(size, machines=machines, unended=self._unended or 0, sessions_per_node=per_node)
         if size is not None and size.least < size.most:
-            # A server that cannot be asked is no reason to drain anything.
+            # An unreachable server is no reason to drain nodes.
             return self._patience.follow(self._clock(), self._view.wanted if self._unended is None else want)
         return want
 
-    def _learn(self, nodes: tuple[PlacedNode, ...]) -> None:
-        """Leave machines where nodes fail alone for a while, longer each time."""
+    def _note_failures(self, nodes: tuple[PlacedNode, ...]) -> None:
         now = self._clock()
         self._resting = {machine: until for machine, until in self._resting.items() if until > now}
         for node in nodes:
@@ -158,36 +150,35 @@ class Supervisor:
             self._cluster.drain(node.name)
         used = {node.name for node in nodes}
         for machine in plan.start:
-            # Names are taken until their actor is gone for good; a machine's next node takes the old one's.
+            # A name is in use until its actor is gone; a machine's next node gets the same one.
             name = node_name(machine.host, used)
             used.add(name)
-            log.info("node %s is placed on %s", name, machine.host)
+            log.info("started node %s on %s", name, machine.host)
             self._cluster.start(name, machine, self._order.node_settings(name))
 
     def _client(self) -> Client:
         return Client(self._order.server, self._order.token, timeout=ASK_SECONDS, ca=self._order.ca)
 
-    def _ask(self) -> int | None:
-        """How many sessions have not ended; None if the server does not say."""
+    def _count_unended(self) -> int | None:
         try:
             with self._client() as client:
                 counts = client.health().sessions
         except PolarError as error:
-            log.warning("the queue is not known: %s", error)
+            log.warning("cannot read the queue: %s", error)
             return None
         return sum(count for status, count in counts.items() if not status.ended)
 
-    def _ask_of_nodes(self) -> tuple[NodeOverview, ...]:
-        """What the server knows of its nodes, or knew when it last could be asked."""
+    def _query_nodes(self) -> tuple[NodeOverview, ...]:
+        """Return the nodes known to the server, as of its last answer."""
         try:
             with self._client() as client:
                 told, self._silence = client.nodes(), None
         except PolarError as error:
-            # Said once: a token that may not ask will not at the next look either.
+            # Logged once: a token without the permission will not gain it.
             if self._silence != str(error):
-                log.warning("which nodes are busy is not known: %s", error)
+                log.warning("cannot read which nodes are busy: %s", error)
             self._silence = str(error)
-            return self._told
+            return self._server_nodes
         return told
 
     def _show(self, nodes: tuple[PlacedNode, ...], machines: int, wanted: int, missing: int) -> None:

@@ -66,14 +66,14 @@ async def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, transport: str) -
 async def push(directory: Path, *, private: bool = False, name: str = NAME) -> list[str]:
     """What was said."""
     said: list[str] = []
-    dataset = HubDataset.checked(name, private=private)
+    dataset = HubDataset.check(name, private=private)
     await asyncio.wait_for(asyncio.to_thread(dataset.push, directory, said.append), 60)
     return said
 
 
 async def test_the_datasets_files_go_there_and_no_others(hub: Hub, directory: Path) -> None:
     said = await push(directory)
-    assert said == [f"pushing {', '.join(FILES)} (0.0 MB)", f"{hub.url}/datasets/{NAME} has the dataset now"]
+    assert said == [f"pushing {', '.join(FILES)} (0.0 MB)", f"pushed to {hub.url}/datasets/{NAME}"]
     stored = hub.repositories[NAME]
     assert stored.commits[1:] == [list(FILES)], "one commit"
     assert stored.files == {CARD: (directory / CARD).read_bytes()}
@@ -93,7 +93,7 @@ async def test_their_bytes_are_there(hub: Hub, directory: Path) -> None:
 async def test_pushing_again_changes_nothing(hub: Hub, directory: Path) -> None:
     await push(directory)
     hub.requests.clear()
-    assert await push(directory) == [f"{hub.url}/datasets/{NAME} has all of it already"]
+    assert await push(directory) == [f"{hub.url}/datasets/{NAME} is up to date"]
     assert len(hub.repositories[NAME].commits) == 2
     assert not [asked for asked in hub.requests if "/uploads/" in asked or "/xet/" in asked]
 
@@ -116,7 +116,7 @@ async def test_a_repository_is_made_private(hub: Hub, directory: Path) -> None:
 
 async def test_nothing_private_goes_to_a_public_repository(hub: Hub, directory: Path) -> None:
     hub.repositories[NAME] = HubRepository(private=False)
-    with pytest.raises(Conflict, match=r"is public; the dataset is in .*, and the same command pushes it"):
+    with pytest.raises(Conflict, match=r"is public; the dataset is in .*; run the same command to push it"):
         await push(directory, private=True)
     assert len(hub.repositories[NAME].commits) == 1
 
@@ -128,13 +128,13 @@ def digests(directory: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("token", "name", "error", "problem"),
     [
-        ("hf_wrong", NAME, Forbidden, "the hub does not take the token; the dataset is in .*HF_TOKEN"),
+        ("hf_wrong", NAME, Forbidden, "the hub rejected the token; the dataset is in .*HF_TOKEN"),
         (READ_ONLY, NAME, Forbidden, f"the token may not write to {NAME} on the hub; the dataset is in"),
         (
             TOKEN,
             "you/data",
             Forbidden,
-            "the token may not write to you/data on the hub.*name a repository of",
+            "the token may not write to you/data on the hub.*choose a repository of",
         ),
     ],
 )
@@ -162,9 +162,7 @@ async def test_a_hub_that_cannot_be_reached_is_explained(
     hub: Hub, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(
-        Unavailable, match=r"the hub cannot be written to .*; the dataset is in .*, and the same"
-    ):
+    with pytest.raises(Unavailable, match=r"cannot write to the hub .*; the dataset is in .*; run the same"):
         await push(directory)
     assert not hub.repositories
 
@@ -173,8 +171,8 @@ def test_without_a_token_nothing_is_begun(monkeypatch: pytest.MonkeyPatch, tmp_p
     for variable in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
-    with pytest.raises(InvalidInput, match=r"no token for the hub .*hf auth login"):
-        HubDataset.checked(NAME, private=False)
+    with pytest.raises(InvalidInput, match=r"no Hugging Face token found .*hf auth login"):
+        HubDataset.check(NAME, private=False)
 
 
 @pytest.mark.parametrize(
@@ -182,4 +180,4 @@ def test_without_a_token_nothing_is_begun(monkeypatch: pytest.MonkeyPatch, tmp_p
 )
 def test_a_name_that_is_none_is_refused_first(name: str) -> None:
     with pytest.raises(InvalidInput, match="--push-to-hub"):
-        HubDataset.checked(name, private=False)
+        HubDataset.check(name, private=False)

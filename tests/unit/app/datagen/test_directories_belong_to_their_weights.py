@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from polar.app.own_system import tie
+from polar.app.own_system import bind_weights
 from polar.errors import InvalidInput
 
 
@@ -19,7 +19,7 @@ def test_sessions_of_other_weights_are_not_found_again(
         (tmp_path / name / "adapter_model.safetensors").write_text(name)
     began, other = (tmp_path / name if name else None for name in (first, then))
     out = tmp_path / "out"
-    tie(out, began)
-    tie(out, began)
-    with pytest.raises(InvalidInput, match="began with other weights"):
-        tie(out, other)
+    bind_weights(out, began)
+    bind_weights(out, began)
+    with pytest.raises(InvalidInput, match="was started with other weights"):
+        bind_weights(out, other)

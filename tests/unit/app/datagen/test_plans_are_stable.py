@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -12,14 +11,16 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from polar import errors
-from polar.app.datagen import DatasetGeneration, Tally, plan, shown
-from polar.app.rollouts import RolledOut, retry_of
+from polar.app.datagen import DatasetGeneration, Tally, plan, show_tally
+from polar.app.rollouts import RolledOut, may_be_retried, retry_of
+from polar.client import Client
 from polar.errors import Backoff, Unavailable
-from polar.models.session import SessionResult, SessionStatus
-from polar.models.task import SamplingPin, TaskSpec, TaskStatus
-from polar.models.views import ResultPage, TaskView
+from polar.models.session import SessionStatus
+from polar.models.task import Branching, SamplingPin, TaskSpec
 from polar.tasksets.expressions import parse_acceptance
-from tests.fakes.recordings import encoded, recording
+from tests.fakes.blocking_client import Blocking
+from tests.fakes.recordings import recording
+from tests.fakes.rollout_client import RolloutClient
 from tests.systems import shell_task
 
 ACCEPT = parse_acceptance("reward >= 1")
@@ -53,10 +54,12 @@ def test_anything_else_gets_another_id(changed: Any) -> None:
 def test_a_retry_is_a_valid_task_with_the_samples_own_seed(
     id: str, sample: int, retry: int, seed: int | None
 ) -> None:
-    planned = plan([shell_task(id, "true", samples=1024, early_stop=4, sampling=SamplingPin(seed=seed))])
+    branching = Branching.model_validate({"at": "calls"})
+    asked = shell_task(id, "true", samples=1024, early_stop=4, branching=branching)
+    planned = plan([asked.model_copy(update={"sampling": SamplingPin(seed=seed)})])
     again = retry_of(planned[id], sample, retry)
     assert TaskSpec.model_validate(again.model_dump()) == again
-    assert (again.samples, again.early_stop) == (1, None)
+    assert (again.samples, again.early_stop, again.branching) == (1, None, None)
     # The only sample of the retry is its sample 0.
     assert again.sampling.seed == (None if seed is None else seed + sample)
 
@@ -64,6 +67,20 @@ def test_a_retry_is_a_valid_task_with_the_samples_own_seed(
 def ended(*, was_found: bool = False, **changes: Any) -> RolledOut:
     result = recording().result.model_copy(update=changes)
     return RolledOut(result, task=shell_task("a", "true"), was_found=was_found, retries=0)
+
+
+def test_the_tally_learns_of_branches_as_they_end() -> None:
+    tally = Tally(1)
+    for sample in range(3):
+        tally.add(ended(sample=sample), is_accepted=True)
+    assert (tally.wanted, tally.ended, tally.seconds_left) == (3, 3, 0.0)
+
+
+def test_only_samples_are_tried_again() -> None:
+    task = shell_task("a", "true", samples=2)
+    failed = [ended(sample=sample, status=SessionStatus.FAILED).result for sample in range(3)]
+    assert [may_be_retried(task, result) for result in failed] == [True, True, False]
+    assert not may_be_retried(task, ended().result)
 
 
 def test_the_tally_counts_and_foretells() -> None:
@@ -82,7 +99,7 @@ def test_the_tally_counts_and_foretells() -> None:
 def test_without_a_terminal_lines_come_seldom_and_the_last_always(capsys: pytest.CaptureFixture[str]) -> None:
     now = 0.0
     tally = Tally(3, clock=lambda: now)
-    with shown(tally, Console(force_terminal=False, width=200)) as changed:
+    with show_tally(tally, Console(force_terminal=False, width=200)) as changed:
         for moment in (1.0, 2.0, 11.0):
             now = moment
             tally.add(ended(), is_accepted=True)
@@ -91,67 +108,33 @@ def test_without_a_terminal_lines_come_seldom_and_the_last_always(capsys: pytest
     assert [line.split(" sessions")[0] for line in lines] == ["3/3", "3/3"]
 
 
-class StaleResults:
-    """A server for whose `max_staleness` every result is too old."""
-
-    def result_pages(self, ids: list[str]) -> Iterator[ResultPage]:
-        given = {"session_id": f"{ids[0]}.0", "task_id": ids[0]}
-        result = recording().result.model_copy(update=given)
-        yield ResultPage(results=(result,), cursor=1, end=1, stale=(result.session_id,))
-
-    def results(self, ids: list[str]) -> Iterator[SessionResult]:
-        return (result for page in self.result_pages(ids) for result in page.fresh)
-
-    def recording(self, session_id: str) -> bytes:
-        return encoded(recording())
-
-
 def test_a_dataset_holds_what_was_sampled_by_older_policies_too() -> None:
-    client: Any = StaleResults()
-    generation = DatasetGeneration(plan([shell_task("a", "true")]), ACCEPT, 0, 4)
-    assert [len(list(task.attempts)) for task in generation.sessions(client)] == [1]
-
-
-class Restarting:
-    """A server that goes away after every answer, and comes back with what it had."""
-
-    def __init__(self) -> None:
-        self.submitted: list[str] = []
-        self.results_given = 0
-
-    async def submit(self, task: TaskSpec) -> TaskView:
-        self.submitted.append(task.id)
-        return TaskView(spec=task, status=TaskStatus.RUNNING, created_at=0.0, sessions={})
-
-    async def result_pages(self, ids: list[str], *, cursor: int, follow: bool) -> AsyncIterator[ResultPage]:
-        assert follow
-        self.results_given += 1
-        for sample in range(cursor, min(self.results_given, 3)):
-            given = {"session_id": f"{ids[0]}.{sample}", "task_id": ids[0], "sample": sample}
-            result = recording().result.model_copy(update=given)
-            yield ResultPage(results=(result,), cursor=sample + 1, end=3)
-        if self.results_given < 3:
-            raise Unavailable("gone")
+    server = RolloutClient()
+    server.all_are_stale = True
+    generation = DatasetGeneration(plan([shell_task("a", "true", samples=2)]), ACCEPT, 0, 4)
+    with Blocking(server) as client:
+        client.submit(generation.plan["a"])
+        found = generation.sessions(cast(Client, client))
+        assert [len(list(task.attempts)) for task in found] == [2]
 
 
 async def test_a_server_that_goes_away_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(errors, "RESTART", Backoff(0.0, 0.0, attempts=3))
-    client: Any = Restarting()
-    generation = DatasetGeneration(plan([shell_task("a", "true", samples=3)]), ACCEPT, 0, 4)
+    client: Any = RolloutClient()
+    client.breaks_off = True
+    tasks = plan([shell_task(name, "true", samples=2) for name in "ab"])
+    generation = DatasetGeneration(tasks, ACCEPT, 0, 4)
     await asyncio.wait_for(generation.run(client), 10)
-    assert generation.tally.ended == 3, "every session counts once"
-
-
-class Gone:
-    async def submit(self, task: TaskSpec) -> TaskView:
-        raise Unavailable("gone")
+    assert generation.tally.ended == 4, "every session counts once"
+    assert len(client.cursors) > 2
 
 
 async def test_a_server_that_stays_away_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(errors, "RESTART", Backoff(0.0, 0.0, attempts=3))
-    client: Any = Gone()
+    client: Any = RolloutClient()
+    client.failures = 100
     generation = DatasetGeneration(plan([shell_task("a", "true")]), ACCEPT, 0, 1)
-    with pytest.raises(Unavailable, match="gone"):
+    with pytest.raises(Unavailable, match="cannot be reached"):
         await generation.run(client)
 
 

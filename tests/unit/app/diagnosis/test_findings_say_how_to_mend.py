@@ -43,7 +43,7 @@ def test_a_port_in_use_is_a_problem_and_our_own_server_is_not(tmp_path: Path) ->
 def test_settings_that_are_wrong_are_named_and_the_rest_is_still_checked(tmp_path: Path) -> None:
     file = tmp_path / "polar.yaml"
     file.write_text("node: {run_slot: 4}\n")
-    settings, finding = doctor.settings_found(file)
+    settings, finding = doctor.check_settings(file)
     assert finding.level is Severity.PROBLEM
     assert "node.run_slot" in finding.detail
     assert settings == Settings()
@@ -142,7 +142,7 @@ def test_drift_is_told_by_where_it_begins() -> None:
     assert "none" in drift(ids, tokenizer).detail
     vocabulary = tokenizer.get_vocab()
     letters = [vocabulary[letter] for letter in "hello"]
-    assert "from token 0 on" in drift(letters, tokenizer).detail
+    assert "from token 0:" in drift(letters, tokenizer).detail
 
 
 async def test_an_engine_that_cannot_be_reached_is_a_problem_with_a_way_out() -> None:
@@ -156,8 +156,8 @@ async def test_an_engine_that_cannot_be_reached_is_a_problem_with_a_way_out() ->
     ("engine", "told"),
     [
         ({}, "mode tokens: template (the model's own chat template"),
-        ({"renderer": "template"}, "mode tokens: template (as engine.renderer says"),
-        ({"mode": "chat"}, "mode chat, as engine.mode says; tokens would be rendered by template"),
+        ({"renderer": "template"}, "mode tokens: template (set by engine.renderer"),
+        ({"mode": "chat"}, "mode chat (set by engine.mode); tokens mode would use template"),
     ],
 )
 async def test_the_renderer_is_told_with_why_it_was_chosen_and_how_calls_are_read(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from polar.app.vitals import Look, Samples, Vitals, quantile
+from polar.app.vitals import Samples, Snapshot, Vitals, quantile
 from polar.models.dashboard import Minute, NodeOverview, Overview
 from polar.models.policy import PolicyView
 from polar.models.session import SessionStatus
@@ -30,7 +30,7 @@ polar_engine_cached_tokens_total{{engine="http://a"}} 50.0
 """
 
 
-def look(at: float, results: int, tokens: int, fast: int = 0) -> Look:
+def look(at: float, results: int, tokens: int, fast: int = 0) -> Snapshot:
     overview = Overview(
         at=at,
         sessions={SessionStatus.RUNNING: 3},
@@ -44,7 +44,7 @@ def look(at: float, results: int, tokens: int, fast: int = 0) -> Look:
         ),
         changes=(),
     )
-    return Look(at, overview, Samples(PAGE.format(results=results, tokens=tokens, fast=fast)))
+    return Snapshot(at, overview, Samples(PAGE.format(results=results, tokens=tokens, fast=fast)))
 
 
 def test_rates_are_differences_over_time() -> None:

@@ -16,8 +16,8 @@ TO_A_SERVER = ("--server", "http://127.0.0.1:1")
     ("arguments", "said"),
     [
         (("up", "--nodes", "many", *TO_A_SERVER), "fleet.nodes"),
-        (("up", "--nodes", "3..1", *TO_A_SERVER), "'3..1' ends before it begins"),
-        (("up", "--resource", "CPU", *TO_A_SERVER), "give NAME=AMOUNT"),
+        (("up", "--nodes", "3..1", *TO_A_SERVER), "'3..1' has a maximum below its minimum"),
+        (("up", "--resource", "CPU", *TO_A_SERVER), "must be NAME=AMOUNT"),
     ],
 )
 def test_a_wrong_argument_is_explained(
@@ -36,4 +36,4 @@ def test_an_absent_cluster_is_said_at_once(scheme: str) -> None:
         port = free.getsockname()[1]
     result = CliRunner().invoke(app, ["fleet", "status", "--address", f"{scheme}127.0.0.1:{port}"])
     assert result.exit_code == 1
-    assert f"no Ray cluster can be reached at {scheme}127.0.0.1:{port}: Connection refused" in result.stderr
+    assert f"cannot reach a Ray cluster at {scheme}127.0.0.1:{port}: Connection refused" in result.stderr

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar.app.fleet.planning import FleetSize, Patience, nodes_wanted, parse_size
+from polar.app.fleet.planning import FleetSize, ScaleDownDelay, nodes_wanted, parse_size
 from polar.errors import InvalidInput
 
 
@@ -43,7 +43,7 @@ def test_per_host_follows_the_machines(machines: int, unended: int) -> None:
 def test_patience_gives_the_largest_number_of_its_window(
     steps: list[tuple[float, int]], seconds: float
 ) -> None:
-    patience, now, seen = Patience(seconds), 0.0, []
+    patience, now, seen = ScaleDownDelay(seconds), 0.0, []
     for pause, number in steps:
         now += pause
         seen.append((now, number))

@@ -28,4 +28,4 @@ def test_a_cluster_that_asks_nobody_is_warned_of(
         monkeypatch.setenv("RAY_AUTH_MODE", mode)
     result = CliRunner().invoke(app, ["fleet", "up", "--server", "http://127.0.0.1:1"])
     assert result.exit_code == 0, result.output
-    assert ("may run programs on its machines" in result.stderr) is warned
+    assert ("can run programs on its machines" in result.stderr) is warned

@@ -16,14 +16,14 @@ from polar.app.verification import (
     Deltas,
     Uncompared,
     Verification,
-    misaligned,
-    misplaced,
+    alignment_problems,
+    placement_problems,
     recording_files,
     spans_of,
-    together,
-    uncompared,
+    summarise,
     verifications,
     verify,
+    why_uncompared,
 )
 from polar.config import plugins
 from polar.errors import InvalidInput, NotFound
@@ -108,7 +108,7 @@ async def test_a_score_that_is_no_number_fails() -> None:
 def test_a_session_of_which_nothing_is_compared_fails_the_whole() -> None:
     sound = Verification("a", trained_tokens=2, deltas=Deltas(2, 2e-5, 1e-5, "completion c0, token 1"))
     odd = Verification("b", trained_tokens=3, uncompared=Counter({Uncompared.CUT: 3}))
-    total = together([sound, odd], TOLERANCE)
+    total = summarise([sound, odd], TOLERANCE)
     assert failure(total) == "b: no token could be compared (3 cut); --no-replay checks the rest"
     assert (total.deltas.tokens, total.deltas.max, total.deltas.mean) == (2, 1e-5, 1e-5)
     assert total.deltas.worst == "a, completion c0, token 1"
@@ -150,8 +150,8 @@ async def test_what_a_builder_makes_of_any_session_keeps_the_invariants(
 )
 async def test_only_the_plain_distribution_is_compared(used: Sampling, reason: Uncompared | None) -> None:
     odd = replace(sampled(0, [1, 2], [3]), used=used)
-    assert uncompared(odd, "processed_logprobs") is reason
-    assert uncompared(odd, "raw_logprobs") is None
+    assert why_uncompared(odd, "processed_logprobs") is reason
+    assert why_uncompared(odd, "raw_logprobs") is None
     found = await check(recording(odd, sampled(1, [1, 5], [6, 7])), ScoringEngine())
     assert found.uncompared == ({} if reason is None else {reason: 1})
     assert failure(found) is None
@@ -159,7 +159,7 @@ async def test_only_the_plain_distribution_is_compared(used: Sampling, reason: U
 
 async def test_a_constrained_completion_is_not_compared() -> None:
     constrained = replace(sampled(0, [1], [2]), extra={"constraint": "json_schema"})
-    assert uncompared(constrained, None) is Uncompared.CONSTRAINED
+    assert why_uncompared(constrained, None) is Uncompared.CONSTRAINED
 
 
 async def test_nothing_compared_is_no_pass() -> None:
@@ -180,7 +180,7 @@ async def test_an_engine_that_refuses_a_session_is_a_problem_of_that_session() -
     found = await verify(
         "s", recording(*conversation()), ScoringEngine(max_context=4), info, lambda _text: None
     )
-    assert failure(found) == "could not be scored: too long"
+    assert failure(found) == "cannot be scored: too long"
 
 
 async def test_another_model_or_version_is_noted() -> None:
@@ -222,10 +222,10 @@ def _cancelled_is_trained(made: Recording) -> Recording:
     ("damage", "problem"),
     [
         (_trained_twice, "completion c0 is trained 2 times"),
-        (_dropped, "2 tokens are trained, the stats say 4"),
+        (_dropped, "2 tokens are trained, but the stats say 4"),
         (_uncounted, "the stats do not add up: 5 sampled, 4 trainable, 0 excluded"),
-        (_forgotten, "4 tokens were sampled, the stats say 5"),
-        (_cancelled_is_trained, "completion c2 is trained, though excluded: cancelled"),
+        (_forgotten, "4 tokens were sampled, but the stats say 5"),
+        (_cancelled_is_trained, "completion c2 is trained although it is excluded: cancelled"),
     ],
 )
 async def test_tokens_that_are_not_trained_exactly_once_are_found(
@@ -252,15 +252,15 @@ def _edited(made: Recording, **changes: Any) -> Recording:
     [
         (
             {"ids": np.array([4, 6], np.int32)},
-            "trace 0: completion c0 stands in it with other tokens than it sampled",
+            "trace 0: completion c0 appears with other tokens than it sampled",
         ),
         (
             {"logprobs": np.array([-1, -1], np.float32)},
-            "trace 0: completion c0 stands in it with other logprobs or versions",
+            "trace 0: completion c0 appears with other logprobs or versions",
         ),
         (
             {"policy_versions": np.array([9, 9], np.int32)},
-            "trace 0: completion c0 stands in it with other logprobs or versions",
+            "trace 0: completion c0 appears with other logprobs or versions",
         ),
         ({"logprobs": np.array([np.nan, -1], np.float32)}, "trace 0: a logprob is not finite"),
     ],
@@ -275,8 +275,8 @@ async def test_a_context_that_the_policy_did_not_see_is_found() -> None:
     trajectory: Trajectory = replace(made.trajectory, segments=segments + made.trajectory.segments[1:])
     found = await check(replace(made, trajectory=trajectory))
     assert found.problems == [
-        "trace 0: completion c0 stands after other tokens than the policy saw",
-        "trace 1: completion c1 stands after other tokens than the policy saw",
+        "trace 0: completion c0 follows other tokens than the policy saw",
+        "trace 1: completion c1 follows other tokens than the policy saw",
     ]
 
 
@@ -294,23 +294,23 @@ def trace(**changes: Any) -> Trace:
 
 
 def test_arrays_that_do_not_fit_together_are_found() -> None:
-    assert list(misaligned(trace())) == []
-    assert list(misaligned(trace(logprobs=np.zeros(1, np.float32)))) == [
+    assert list(alignment_problems(trace())) == []
+    assert list(alignment_problems(trace(logprobs=np.zeros(1, np.float32)))) == [
         "ids, mask, logprobs and versions have [2, 2, 1, 2] entries"
     ]
     for wrong in (
         trace(logprobs=np.array([-1, -1], np.float32)),
         trace(policy_versions=np.array([0, 0], np.int32)),
     ):
-        assert list(misaligned(wrong)) == ["tokens that were not sampled have logprobs or versions"]
+        assert list(alignment_problems(wrong)) == ["tokens that were not sampled have logprobs or versions"]
 
 
 def test_what_a_trace_itself_calls_approximate_is_no_lie() -> None:
     completions = {"c0": completion(0, [1, 9], [3], logprobs=[-1.0])}
     told, untold = trace(approximate_from=0), trace()
-    assert list(misplaced(told, spans_of(told, completions))) == []
-    assert list(misplaced(untold, spans_of(untold, completions))) == [
-        "completion c0 stands after other tokens than the policy saw"
+    assert list(placement_problems(told, spans_of(told, completions))) == []
+    assert list(placement_problems(untold, spans_of(untold, completions))) == [
+        "completion c0 follows other tokens than the policy saw"
     ]
 
 
@@ -346,6 +346,6 @@ async def test_a_damaged_recording_fails_and_the_others_are_still_checked() -> N
     bad, good = [one async for one in verifications(given, None, lambda _text: None)]
     assert "damaged" in bad.problems[0]
     assert good.problems == []
-    total = together([bad, good], None)
+    total = summarise([bad, good], None)
     assert total.problems == [f"bad: {bad.problems[0]}"]
     assert total.traces == good.traces == 2
