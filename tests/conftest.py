@@ -6,13 +6,14 @@ import asyncio
 import logging
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from polar.runtimes.disk import unmount_below
 from tests.sandboxes import require_runtime
-from tests.skips import fail_unwanted_skips
+from tests.skips import fail_unwanted_skips, tell_excused_skips
 
 pytest.register_assert_rewrite("tests.conformance")
 settings.register_profile(
@@ -54,3 +55,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     fail_unwanted_skips(session)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    tell_excused_skips(terminalreporter)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from polar.client import AsyncClient
 from polar.models.session import AgentEnd, SessionResult, SessionStatus
 from polar.models.task import TaskSpec
 from polar.recordings import recording
@@ -38,6 +39,18 @@ def scripted_call(name: str, **arguments: Any) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
+def _task(harness: str, runtime: str, instruction: str, options: dict[str, Any]) -> TaskSpec:
+    return TaskSpec.model_validate(
+        {
+            "id": harness,
+            "instruction": instruction,
+            "harness": {"name": harness, "options": options},
+            "runtime": runtime,
+            "evaluator": {"name": "command", "options": {"command": "grep -qx hello hello.txt"}},
+        }
+    )
+
+
 async def roll_out(
     data_dir: Path,
     harness: str,
@@ -49,21 +62,31 @@ async def roll_out(
 ) -> Rollout:
     """Have the harness follow the instruction, with the model playing the script."""
     await require_runtime(runtime)
-    task = TaskSpec.model_validate(
-        {
-            "id": harness,
-            "instruction": instruction,
-            "harness": {"name": harness, "options": options or {}},
-            "runtime": runtime,
-            "evaluator": {"name": "command", "options": {"command": "grep -qx hello hello.txt"}},
-        }
-    )
+    task = _task(harness, runtime, instruction, options or {})
     async with system(data_dir, script, max_context=MAX_CONTEXT) as running:
         await running.client.submit(task)
         async with running.node():
-            (result,) = await running.client.wait([harness], timeout=180)
-        assert result.has_recording, f"{harness} made no model call: {result}"
-        return Rollout(result, recording.decode(await running.client.recording(result.session_id)))
+            return await _rolled_out(running.client, harness)
+
+
+async def roll_out_twice(data_dir: Path, harness: str, script: list[str], **options: Any) -> list[Rollout]:
+    """As `roll_out`, and then a replay of the same session, which must not ask the engine."""
+    await require_runtime("bubblewrap")
+    task = _task(harness, "bubblewrap", INSTRUCTION, options)
+    async with system(data_dir, script, max_context=MAX_CONTEXT) as running, running.node():
+        await running.client.submit(task)
+        first = await _rolled_out(running.client, harness)
+        asked = len(running.engine.requests)
+        view = await running.client.replay(first.result.session_id)
+        second = await _rolled_out(running.client, view.task_id)
+        assert len(running.engine.requests) == asked
+    return [first, second]
+
+
+async def _rolled_out(client: AsyncClient, task_id: str) -> Rollout:
+    (result,) = await client.wait([task_id], timeout=180)
+    assert result.has_recording, f"{task_id}: no model call was made: {result}"
+    return Rollout(result, recording.decode(await client.recording(result.session_id)))
 
 
 def assert_rolled_out(rollout: Rollout) -> None:

@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from polar.assets.cache import asset, lock_tag
 from polar.assets.pypi import PYTHON_TAG, install_python
+from tests.waiting import eventually_sync
 
 # Apart from this environment: its botocore asks for a python-dateutil older than ours.
 LOCK = Path(__file__).parent / "fakes" / "moto_server.txt"
@@ -45,15 +45,16 @@ def s3_server(bucket: str) -> Iterator[str]:
 
 
 def _make_bucket(url: str, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 60
     request = urllib.request.Request(url, method="PUT")
-    while True:
+
+    def is_made() -> bool:
         try:
-            with urllib.request.urlopen(request, timeout=10):
-                return
+            urllib.request.urlopen(request, timeout=10).close()
         except urllib.error.HTTPError:
             raise
         except urllib.error.URLError:
             assert process.poll() is None, "the S3 server ended at once"
-            assert time.monotonic() < deadline, "the S3 server does not answer"
-            time.sleep(0.1)
+            return False
+        return True
+
+    eventually_sync(is_made, every=0.1)

@@ -73,11 +73,12 @@ class System:
     node_settings: NodeSettings
 
     @asynccontextmanager
-    async def node(self, **changes: Any) -> AsyncIterator[Node]:
+    async def node(self, *, resume_bytes: int = 1 << 26, **changes: Any) -> AsyncIterator[Node]:
         """A node at work while the block runs."""
         settings = self.node_settings.model_copy(update=changes)
         model = await self.engine.model_info()
-        node = Node(settings, self.data_dir, self.client, self.gateway, model, lease_seconds=30.0)
+        parts = (settings, self.data_dir, self.client, self.gateway, model)
+        node = Node(*parts, lease_seconds=30.0, resume_bytes=resume_bytes)
         work = asyncio.create_task(node.run())
         try:
             yield node

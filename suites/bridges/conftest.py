@@ -15,7 +15,7 @@ import pytest
 import typing_extensions
 
 from polar.assets.cache import asset
-from polar.bridges.sessions import ScoredSession, scored
+from polar.bridges.sessions import ScoredSession, scored_session
 from tests.fakes.routing import routing_of
 from tests.fakes.scripted_rollouts import sample, turns
 
@@ -98,18 +98,18 @@ def without_its_imports(package: str) -> None:
 def session() -> ScoredSession:
     """Two turns that are one trace, with reward 1."""
     made = sample(turns((1, 2, 3), [[10, 11], [13]]), 1.0)
-    return scored(made, 1.0)
+    return scored_session(made, 1.0)
 
 
 @pytest.fixture
-def routed() -> ScoredSession:
+def with_routing() -> ScoredSession:
     """Of a mixture of experts: a conversation of two answers, with the experts of all its tokens."""
     calls = turns((1, 2, 3), [[10, 11], [13]])
     told = tuple(
         replace(call, routing=routing_of([*call.prompt_ids.tolist(), *call.sampled_ids.tolist()]))
         for call in calls
     )
-    return scored(sample(told, 1.0), 1.0)
+    return scored_session(sample(told, 1.0), 1.0)
 
 
 @pytest.fixture
@@ -122,6 +122,6 @@ def _session(number: int, reward: float | None, *, traces: int) -> ScoredSession
     calls = [turns((trace, 2, 3), [[20 + trace, 21]])[0] for trace in range(traces)]
     named = tuple(replace(call, id=f"c{place}", index=place) for place, call in enumerate(calls))
     made = sample(named, reward, number=number)
-    found = scored(made, 1.0)
+    found = scored_session(made, 1.0)
     assert len(found.traces) == (0 if reward is None else traces)
     return found

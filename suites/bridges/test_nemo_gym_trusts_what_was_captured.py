@@ -46,9 +46,9 @@ async def test_the_capture_log_passes_gyms_conformance_checks(tmp_path: Path) ->
     assert set(await conformance.run_conformance(client, client, client)) == NINE
 
 
-def test_gym_decodes_the_experts_of_every_item(routed: ScoredSession) -> None:
+def test_gym_decodes_the_experts_of_every_item(with_routing: ScoredSession) -> None:
     staging = importlib.import_module(f"{CAPTURE}.staging")
-    items = [item for item in response(routed, {})["output"] if "generation_token_ids" in item]
+    items = [item for item in response(with_routing, {})["output"] if "generation_token_ids" in item]
     assert len(items) == 2
     for item in items:
         ids = [*item["prompt_token_ids"], *item["generation_token_ids"]]
@@ -133,7 +133,7 @@ def test_any_session_is_a_response_of_gyms(group: list[ScoredSession]) -> None:
     types = importlib.import_module("nemo_gym.openai_utils")
     builder = importlib.import_module(f"{CAPTURE}.builder")
     for session, count in zip(group, (2, 1, 0, 0), strict=True):
-        document = response(session.narrowed(), {})
+        document = response(session.with_one_trace(), {})
         made = types.NeMoGymResponse.model_validate(document)
         trained = [item for item in made.output if isinstance(item, types.TokenIDLogProbMixin)]
         assert len(trained) == count

@@ -21,7 +21,7 @@ def test_a_group_has_the_advantages_of_its_sessions(tmp_path: Path, group: list[
     directory = write_tiny_llama(tmp_path / "model")
 
     def roll_out(prompts: list[str], trainer: Any) -> dict[str, list[Any]]:
-        return columns([session.narrowed() for session in group], filler=0)
+        return columns([session.with_one_trace() for session in group], filler=0)
 
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32),

@@ -59,10 +59,11 @@ def test_a_session_is_one_row_of_its_group(bridge: Any, verl: Any, group: list[S
 
 
 def test_experts_stand_where_verl_replays_them(
-    bridge: Any, verl: Any, routed: ScoredSession, group: list[ScoredSession]
+    bridge: Any, verl: Any, with_routing: ScoredSession, group: list[ScoredSession]
 ) -> None:
     """Of every token but the last, which verl leaves to its own router; also of a row that is not trained."""
-    told, filling = [bridge.output(one, FILLER, (LAYERS, CHOSEN)).as_dict() for one in (routed, group[2])]
+    sessions = (with_routing, group[2])
+    told, filling = [bridge.output(one, FILLER, (LAYERS, CHOSEN)).as_dict() for one in sessions]
     ids = [*told["prompts"].tolist(), *told["responses"].tolist()]
     assert told["routed_experts"].dtype == torch.int16
     assert told["routed_experts"].tolist() == [*routing_of(ids).tolist(), [[0] * CHOSEN] * LAYERS]
@@ -72,8 +73,7 @@ def test_experts_stand_where_verl_replays_them(
 def test_the_model_says_how_many_layers_and_experts_it_has(bridge: Any, tmp_path: Path) -> None:
     write_tiny_moe(tmp_path)
     expected = (SMALL["num_hidden_layers"], SMALL["num_experts_per_tok"])
-    # What verl's loop gives to `output`; the loop itself needs a rollout server.
-    assert bridge._layers_and_experts(str(tmp_path)) == expected
+    assert bridge.layers_and_experts(str(tmp_path)) == expected
 
 
 def test_verl_makes_the_agent_loop_by_its_own_constructor(bridge: Any, verl: Any, tmp_path: Path) -> None:

@@ -27,3 +27,11 @@ async def test_two_servers_and_four_nodes_on_postgres(tmp_path: Path) -> None:
 async def test_one_server_and_three_nodes_on_sqlite(tmp_path: Path) -> None:
     done = await trial(tmp_path, seed=SEED, sessions=150, faults=40, servers=1, nodes=3, on_postgres=False)
     assert set(done) >= set(Fault) - {Fault.DISK_FULL, Fault.DATABASE_KILLED}
+
+
+async def test_killed_nodes_cost_no_more_than_the_calls_in_flight(tmp_path: Path) -> None:
+    kinds = (Fault.NODE_KILLED,)
+    done = await trial(
+        tmp_path, seed=SEED, sessions=150, faults=40, servers=1, nodes=4, on_postgres=False, kinds=kinds
+    )
+    assert done.keys() == set(kinds)

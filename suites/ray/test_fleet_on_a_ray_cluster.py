@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -25,6 +25,7 @@ from polar.models.session import SessionStatus
 from tests.fakes.character_chat import Said
 from tests.fakes.vllm_wire import vllm_wire
 from tests.systems import ASK, TOKEN, shell_task
+from tests.waiting import eventually
 
 TASKS = 6
 SAMPLES = 2
@@ -52,15 +53,11 @@ class Fleet:
 
 
 async def until(is_so: Callable[[FleetView], bool]) -> FleetView:
-    return await asyncio.to_thread(_look_until, is_so)
+    def seen() -> FleetView | None:
+        view = control.status()
+        return view if is_so(view) else None
 
-
-def _look_until(is_so: Callable[[FleetView], bool]) -> FleetView:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not is_so(view := control.status()):
-        assert time.monotonic() < deadline, view
-        time.sleep(0.2)
-    return view
+    return await eventually(partial(asyncio.to_thread, seen), PATIENCE_SECONDS, every=0.2)
 
 
 def ready(view: FleetView) -> list[str]:

@@ -8,6 +8,7 @@ then whatever is kept up to some number is full, and the garbage collector has r
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import sys
 import time
@@ -26,6 +27,7 @@ from polar.models.task import TaskSpec
 from tests.fakes.answering_engine import answering_engine
 from tests.fakes.character_chat import Said
 from tests.systems import TOKEN
+from tests.waiting import eventually
 
 SESSIONS = int(os.environ.get("POLAR_SOAK_SESSIONS", "10000"))
 WARM = min(1_000, SESSIONS // 2)
@@ -75,10 +77,14 @@ class Place:
     async def idle(self) -> dict[str, Measured]:
         """What is there once nothing has been to do for a while."""
         quiet_since, busy = time.monotonic(), self._busy()
-        while time.monotonic() - quiet_since < IDLE_SECONDS:
-            await asyncio.sleep(0.5)
+
+        def is_idle() -> bool:
+            nonlocal quiet_since, busy
             if (now := self._busy()) != busy:
                 quiet_since, busy = time.monotonic(), now
+            return time.monotonic() - quiet_since >= IDLE_SECONDS
+
+        await eventually(is_idle, math.inf, every=0.5)
         return self._measured()
 
     def left(self) -> list[Path]:

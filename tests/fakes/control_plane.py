@@ -6,7 +6,7 @@ from pathlib import PurePath
 from typing import Any
 
 from polar.errors import PolarError
-from polar.models.delivery import SIZES, Delivery
+from polar.models.delivery import SIZES, CaptureGrowth, Delivery
 from polar.models.session import Lease, LeaseKey, SessionResult, SessionStatus, Verdict
 from polar.models.task import TaskSpec
 from polar.store.delivery import Retries
@@ -61,12 +61,12 @@ async def complete(
     return outcome
 
 
-def body_of(*deliveries: Delivery) -> bytes:
-    """Deliveries with parts in memory, as a node sends them."""
+def body_of(*deliveries: Delivery | CaptureGrowth) -> bytes:
+    """Deliveries or growth of captures, with parts in memory, as a node sends them."""
     body = b""
     for delivery in deliveries:
         parts = [delivery.model_dump_json().encode()]
-        for part in (delivery.recording, delivery.artifacts):
+        for part in delivery.parts:
             assert not isinstance(part, PurePath)
             parts.append(part or b"")
         body += SIZES.pack(*map(len, parts)) + b"".join(parts)

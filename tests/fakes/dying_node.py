@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from polar.app import node_processes
-from polar.app.node_processes import _NodeProcess
+from polar.app.node_processes import NodeProcess
 from polar.errors import Backoff
 
 
@@ -23,7 +23,7 @@ class DyingNode:
         self._ended.set()
         monkeypatch.setattr(node_processes, "RESTARTS", Backoff(0.0, 60.0))
         for name in ("start", "ended", "terminate"):
-            monkeypatch.setattr(_NodeProcess, name, getattr(self, name))
+            monkeypatch.setattr(NodeProcess, name, getattr(self, name))
 
     async def start(self) -> None:
         self.starts += 1

@@ -1,13 +1,17 @@
-"""Extensions that do nothing, for tests of what only names them."""
+"""Extensions as packages of others would bring them: one that does nothing, and evaluators with an exam."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
 from polar.config import plugins
+from polar.evaluators.attacks import Exam, Kind
+from polar.evaluators.base import EvaluationContext, Evaluator
+from polar.models.session import Verdict
+from polar.runtimes.base import Command
 
 
 class Idle:
@@ -42,3 +46,32 @@ def registered(monkeypatch: pytest.MonkeyPatch, kind: str, **extensions: Any) ->
 
     monkeypatch.setattr(plugins, "load", load_also)
     monkeypatch.setattr(plugins, "names", names_also)
+
+
+class OpenAnswer(Evaluator):
+    """Believes the reward that a checker leaves in the workspace, and whoever else leaves one there."""
+
+    is_sealed: ClassVar = False
+
+    class Options(Evaluator.Options):
+        least: int = 1
+
+    options: Options
+
+    @classmethod
+    def exams(cls) -> tuple[Exam, ...]:
+        return (Exam(Kind.PYTHON, {"least": 3}, {"answer.txt": "2\n"}, "echo 3 > answer.txt"),)
+
+    async def evaluate(self, context: EvaluationContext) -> Verdict:
+        sandbox, least = context.sandbox, self.options.least
+        if self.is_sealed:
+            await sandbox.exec(Command(("rm", "-rf", "reward.txt")), timeout=30, log_name="clear")
+        check = f"[ $(cat answer.txt) -ge {least} ] && echo 1 > reward.txt; cat reward.txt"
+        said = await sandbox.exec(Command(("/bin/sh", "-c", check)), timeout=30, log_name="check")
+        return Verdict(reward=float(said.stdout.text().strip() == "1"))
+
+
+class SealedAnswer(OpenAnswer):
+    """Lets nobody else leave a reward."""
+
+    is_sealed = True

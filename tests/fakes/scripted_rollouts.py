@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from polar.models.chat import FinishReason, Message, Role, Sampling, ToolDefinition
-from polar.models.completion import Completion
+from polar.models.completion import REPLAYED, Completion
 from polar.models.session import AgentEnd, SessionResult, SessionStatus, Verdict
 from polar.recordings.recording import Recording
 from polar.trajectory.base import Builder
@@ -20,21 +20,34 @@ from tests.captures import grow
 from tests.fakes.recordings import encoded
 
 TOOLS = (ToolDefinition("shell"),)
+RESULT = (7, 8)
 MERGING = PrefixMerging(PrefixMerging.Options())
 
 
 def turns(
-    prompt: Sequence[int], answers: Sequence[Sequence[int]], *, logprob: float = -2.0, version: int = 0
+    prompt: Sequence[int],
+    answers: Sequence[Sequence[int]],
+    *,
+    logprob: float = -2.0,
+    version: int = 0,
+    name: str = "c",
+    before: Sequence[Completion] = (),
 ) -> tuple[Completion, ...]:
-    """A conversation in which every answer is followed by a result of two tokens."""
-    made: list[Completion] = []
+    """A conversation in which every answer is followed by a result of two tokens.
+
+    Ids of completions are the name with a number; `before` are the first of them, where they are there.
+    """
+    made = list(before)
     messages: tuple[Message, ...] = (Message(Role.USER, "go"),)
     context = list(prompt)
-    for index, answer in enumerate(answers):
+    for one in before:
+        context += [*one.sampled_ids.tolist(), *RESULT]
+        messages = (*messages, one.response, Message(Role.TOOL, "ok", tool_call_id="t"))
+    for index, answer in enumerate(answers, len(made)):
         response = Message(Role.ASSISTANT, f"answer {index} {list(answer)}")
         made.append(
             Completion(
-                id=f"c{index}",
+                id=f"{name}{index}",
                 index=index,
                 prompt_ids=np.array(context, np.int32),
                 sampled_ids=np.array(answer, np.int32),
@@ -48,9 +61,14 @@ def turns(
                 used=Sampling(temperature=1.0),
             )
         )
-        context += [*answer, 7, 8]
+        context += [*answer, *RESULT]
         messages = (*messages, response, Message(Role.TOOL, "ok", tool_call_id="t"))
     return tuple(made)
+
+
+def replayed(completions: Sequence[Completion], origin: str = "task-0") -> tuple[Completion, ...]:
+    """The completions as a branch of the session that sampled them holds them."""
+    return tuple(replace(one, extra={**one.extra, REPLAYED: origin}) for one in completions)
 
 
 def sample(

@@ -15,8 +15,11 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+from tests.waiting import eventually
+
 AGAIN_SECONDS = 0.2
 """Between an end that nobody asked for and the next start, as a supervisor of processes would have it."""
+START_SECONDS = 120.0
 STOP_SECONDS = 60.0
 
 _forks = multiprocessing.get_context("forkserver")
@@ -49,8 +52,7 @@ class Part:
         self._signal(signal.SIGKILL)
         await asyncio.sleep(seconds)
         self._may_run.set()
-        while self._said() == said:  # noqa: ASYNC110
-            await asyncio.sleep(0.1)
+        await eventually(lambda: self._said() != said, START_SECONDS, every=0.1)
 
     async def stop(self, *, kindly: bool) -> int | None:
         """End it for good; the code it ended with."""

@@ -18,6 +18,7 @@ import psutil
 import yaml
 
 from polar.runtimes.disk import unmount_below
+from tests.faults.engine import sampled_answers
 from tests.faults.killable_postgres import KillablePostgres, killable_postgres
 from tests.faults.link import Link, Opened
 from tests.faults.part import Part
@@ -25,6 +26,8 @@ from tests.systems import TOKEN
 
 LEASE_SECONDS = 5.0
 DISK_MEGABYTES = 64
+SAMPLED = "sampled.txt"
+"""The file with what the engine has sampled."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,11 @@ class Place:
     def stored_at(self) -> Path | str:
         """The database's file or URL."""
         return _database_url(self.to_database) or self.directory / "server-0/polar.db"
+
+    @property
+    def sampled(self) -> list[str]:
+        """Every answer that the engine has begun to give an agent."""
+        return sampled_answers(self.directory / SAMPLED)
 
     def set_clock(self, server: int, seconds: float) -> None:
         (self.directory / f"server-{server}.clock").write_text(str(seconds))
@@ -78,7 +86,7 @@ async def place(directory: Path, *, servers: int, nodes: int, on_postgres: bool)
             directory,
             [_server(directory, n, to_database) for n in range(servers)],
             [_node(directory, n, to_servers[n % servers], to_engine) for n in range(nodes)],
-            _engine(directory, engine_file),
+            _engine(directory, engine_file, directory / SAMPLED),
             database,
             to_servers,
             to_engine,
@@ -153,8 +161,8 @@ def _node(directory: Path, number: int, to_server: Link, to_engine: Link) -> Par
     return _polar(directory, name, "node", settings=settings, says="ready as")
 
 
-def _engine(directory: Path, address: Path) -> Part:
-    return Part("engine", "tests.faults.engine", (address,), directory, says="listening")
+def _engine(directory: Path, address: Path, sampled: Path) -> Part:
+    return Part("engine", "tests.faults.engine", (address, sampled), directory, says="listening")
 
 
 def _polar(directory: Path, name: str, *arguments: str, settings: Mapping[str, object], says: str) -> Part:

@@ -67,7 +67,7 @@ async def test_tokens_are_made_listed_and_revoked(served: Served) -> None:
     made = await served.polar("token", "create", "--role", "read-only", "--name", "alice", "--expires", "30d")
     token = made.stdout.strip()
     assert token.startswith("polar_")
-    assert "it is shown this once" in made.stderr
+    assert "it is shown only once" in made.stderr
     assert "alice" in await served.ok("token", "list")
     assert token not in await served.ok("token", "list", "--json")
     assert await served.ok("tasks", token=token) is not None
@@ -94,7 +94,7 @@ async def test_a_token_has_one_of_the_roles(served: Served, arguments: list[str]
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["create", "--role", "node", "--expires", "soon"], "--expires: 'soon' is no length of time"),
+        (["create", "--role", "node", "--expires", "soon"], "--expires: 'soon' is not a duration"),
         (["revoke", "nobody"], "no token is 'nobody'"),
     ],
 )

@@ -26,7 +26,7 @@ from polar.cli.main import app
 from polar.client import AsyncClient, Client
 from polar.config.settings import ServerSettings
 from polar.models.delivery import Delivery
-from polar.models.session import SessionResult, SessionStatus
+from polar.models.session import ReplayReport, SessionResult, SessionStatus
 from polar.models.views import LeaseRequest, ResultPage
 from polar.rollout.server import RolloutServer
 from polar.store.store import Store
@@ -68,12 +68,12 @@ class Served:
         path.write_text(yaml.safe_dump({"defaults": defaults, "tasks": tasks}))
         return path
 
-    def run_sessions(self, count: int = 100, *, failing: int = 0) -> None:
+    def run_sessions(self, count: int = 100, *, failing: int = 0, wait_seconds: float = 0) -> None:
         """Take up to `count` sessions as a node does, and deliver what came of them."""
-        asyncio.run(self._run_sessions(count, failing))
+        asyncio.run(self._run_sessions(count, failing, wait_seconds))
 
-    async def _run_sessions(self, count: int, failing: int) -> None:
-        request = LeaseRequest(max_sessions=count, wait_seconds=0, runtimes=("process",))
+    async def _run_sessions(self, count: int, failing: int, wait_seconds: float) -> None:
+        request = LeaseRequest(max_sessions=count, wait_seconds=wait_seconds, runtimes=("process",))
         async with AsyncClient(self.url, TOKEN) as client:
             for place, lease in enumerate((await client.lease("node", request)).leases):
                 identity = {"session_id": lease.session_id, "task_id": lease.task.id}
@@ -85,7 +85,8 @@ class Served:
                     )
                 else:
                     made = recording(lease.session_id)
-                    result = made.result.model_copy(update=about)
+                    replay = lease.origin and ReplayReport(origin=lease.origin.session_id, calls=3)
+                    result = made.result.model_copy(update={**about, "replay": replay})
                     data = encoded(replace(made, result=result))
                 delivery = Delivery(key=lease.key, result=result, recording=data)
                 assert await client.deliver("node", [delivery]) == [None]
@@ -124,8 +125,8 @@ def lines(text: str) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def node_at_work(served: Served) -> Iterator[None]:
-    thread = threading.Thread(target=served.run_sessions)
+def node_at_work(served: Served, **how: Any) -> Iterator[None]:
+    thread = threading.Thread(target=served.run_sessions, kwargs=how)
     thread.start()
     try:
         yield
@@ -157,6 +158,25 @@ def test_submitting_again_is_safe_and_other_content_is_refused(served: Served) -
     assert "one" in refused.stderr
     # All of a batch or nothing: `zero` was not submitted either.
     assert len(lines(served.ok("tasks", "--json"))) == 3
+
+
+def test_a_session_is_branched_and_replayed(served: Served) -> None:
+    served.ok("submit", served.task_file("one", samples=1))
+    refused = served.polar("branch", "one.0", "--at", 1)
+    assert refused.exit_code == 1
+    assert "session 'one.0' is queued: it has no recording before it has ended" in refused.stderr
+    served.run_sessions()
+    with node_at_work(served, wait_seconds=30):
+        branches = lines(served.ok("branch", "one.0", "--at", 1, "--samples", 2, "--json"))
+    assert [one["id"] for one in branches] == ["one.1", "one.2"]
+    assert "branch of one.0 after 1 call; agent exited" in served.ok("sessions", "--task", "one")
+    with node_at_work(served, wait_seconds=30):
+        replayed = served.ok("replay", "one.1")
+    assert "it replays to the end" in replayed
+    assert len(lines(served.ok("tasks", "--json"))) == 2
+    beyond = served.polar("replay", "one.0", "--until", 9)
+    assert beyond.exit_code == 1
+    assert "calls: session 'one.0' has 3 model calls, not 9" in beyond.stderr
 
 
 def test_nothing_is_submitted_when_one_task_is_wrong(served: Served) -> None:

@@ -165,7 +165,7 @@ def test_two_harnesses_are_evaluated_reported_and_compared(scene: Scene) -> None
     gates = ("--fail-under", "pass@1=0.4", "--fail-under", "completed=1")
     output, errors = scene.eval("out", *harnesses, *gates, "--baseline", "out", "--json", code=1)
     assert scene.sessions() == before
-    assert "below the gate: lazy · scripted · tiny: pass@1 is 0.000, under 0.4" in errors
+    assert "--fail-under: lazy · scripted · tiny: pass@1 is 0.000, below 0.4" in errors
     document = json.loads(output)
     assert len(document["below"]) == 1
     assert [cell["pass_difference"]["value"] for cell in document["comparison"]["cells"]] == [0.0, 0.0]
@@ -185,10 +185,10 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(scene: Scene, number: si
         process.wait(30)
     assert process.returncode in (128 + number, -number)
     assert not (scene.directory / "out/report.json").exists()
-    assert ("the same command goes on" in last_words) == (number is signal.SIGINT)
+    assert ("run the same command to resume" in last_words) == (number is signal.SIGINT)
     scene.answer.set()
     _, errors = scene.eval("out", "--samples", 3, "--harness", LAZY, "--harness", "own")
-    assert "going on: 6 of 12 sessions had ended" in errors
+    assert "resuming: 6 of 12 sessions have ended" in errors
     report = load_report(scene.directory / "out")
     assert [attempt.status for cell in report.cells for attempt in cell.attempts] == [
         SessionStatus.COMPLETED

@@ -90,7 +90,7 @@ def test_a_killed_evaluation_of_two_models_goes_on_and_ends_everything(tmp_path:
         command, cwd=tmp_path, capture_output=True, text=True, timeout=120, env=environment
     )
     assert again.returncode == 0, again.stderr
-    assert "going on: 1 of 4 sessions had ended" in again.stderr
+    assert "resuming: 1 of 4 sessions have ended" in again.stderr
     report = load_report(tmp_path / "out")
     assert [cell.model for cell in report.cells] == list(MODELS)
     assert [cell.metrics["pass@1"].value for cell in report.cells] == [1.0, 1.0]

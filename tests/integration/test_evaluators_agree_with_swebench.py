@@ -154,7 +154,7 @@ def test_a_log_without_the_markers_is_worth_nothing() -> None:
 
 async def test_a_repository_without_specification_is_named(context_of_nothing: EvaluationContext) -> None:
     row = {name: value for name, value in ROW.items() if name not in ("test_cmd", "log_parser")}
-    with pytest.raises(EvaluationFailed, match=r"no specification of mini/calc '1\.0'.*test_cmd"):
+    with pytest.raises(EvaluationFailed, match=r"no specification for mini/calc '1\.0'.*test_cmd"):
         await evaluate(context_of_nothing, "swebench", row=row)
 
 
@@ -172,7 +172,7 @@ async def context_of_nothing(tmp_path: Path) -> Any:
         ({"FAIL_TO_PASS": [1]}, "FAIL_TO_PASS"),
         ({"instance_id": ""}, "instance_id"),
         ({"test_patch": "not a patch"}, "test_patch: .*unified diff"),
-        ({"log_parser": None}, "log_parser: is needed"),
+        ({"log_parser": None}, "log_parser: is required"),
         ({"log_parser": "mine"}, "log_parser: must be one of"),
     ],
     ids=str,

@@ -13,6 +13,7 @@ from polar.evaluators.base import EvaluationFailed
 from polar.evaluators.harbor_task import read_harbor_task
 from polar.models.session import Verdict
 from polar.models.task import TaskSpec
+from polar.runtimes.bubblewrap import BubblewrapRuntime
 from tests.evaluations import agent_does, evaluate, evaluation, make_task
 
 HELLO = {
@@ -121,9 +122,9 @@ async def test_files_that_contradict_each_other_are_no_reward(tmp_path: Path) ->
     directory = write(tmp_path / "t", {**HELLO, "tests/test.sh": BOTH})
     verdict = await score(directory, tmp_path / "1", f"cat > work.sh <<'END'\n{FORGED}\nEND")
     assert verdict.reward == 0.0
-    assert "contradict each other" in verdict.report
+    assert "disagree" in verdict.report
     broken = write(tmp_path / "b", {**HELLO, "tests/test.sh": f"{BOTH}{FORGED}\n"})
-    with pytest.raises(EvaluationFailed, match="contradict each other"):
+    with pytest.raises(EvaluationFailed, match="disagree"):
         await score(broken, tmp_path / "2", "true")
 
 
@@ -145,6 +146,55 @@ async def test_a_verifier_that_is_killed_is_not_believed(tmp_path: Path) -> None
     assert "the verifier was killed" in verdict.report
 
 
+RUNS_WORK = "#!/bin/bash\nbash work.sh\n{}echo 0 > /logs/verifier/reward.txt\n"
+ENDS_OTHERS = "[ $PPID -gt 1 ] || kill -9 -1\n"
+"""What docs/evaluators.md tells verifiers to do before they write their reward."""
+LEAVES_A_PROCESS = """cat > work.sh <<'END'
+setsid bash -c 'touch /tmp/begun; while :; do
+  grep -qs 0 /logs/verifier/reward.txt && echo 1 > /logs/verifier/reward.txt
+done' > /dev/null 2>&1 < /dev/null &
+until [ -e /tmp/begun ]; do :; done
+END"""
+
+
+@pytest.mark.sandbox
+@pytest.mark.parametrize("place", ["live", "fresh"])
+async def test_a_verifier_that_ends_all_others_writes_the_last_word(tmp_path: Path, place: str) -> None:
+    directory = write(tmp_path / "t", {**HELLO, "tests/test.sh": RUNS_WORK.format(ENDS_OTHERS)})
+    verdict = await score(directory, tmp_path, LEAVES_A_PROCESS, sandbox=place)
+    assert (verdict.reward, verdict.components) == (0.0, {"reward": 0.0, "tampering": 0.0})
+
+
+@pytest.mark.sandbox
+async def test_a_reward_that_graded_code_has_locked_does_not_count(tmp_path: Path) -> None:
+    directory = write(tmp_path / "t", {**HELLO, "tests/test.sh": RUNS_WORK.format("")})
+    lock = "echo 1 > /logs/verifier/reward.txt; chmod -R a-w /logs/verifier"
+    verdict = await score(directory, tmp_path, f"echo '{lock}' > work.sh")
+    assert (verdict.reward, verdict.components) == (0.0, {"ungradable": 1.0})
+    assert "was made unreadable" in verdict.report
+
+
+@pytest.mark.sandbox
+async def test_graded_code_is_the_verifier_s_own_user_and_can_be_no_other(tmp_path: Path) -> None:
+    """Why the documentation sends verifiers to keys and programs of their own, and not to another user."""
+    script = f"""#!/bin/bash
+[ "$(bash work.sh)" = "$(id -u)" ] || exit 1
+! setpriv --reuid=65534 true && ! su nobody -s /bin/true && ! chown 65534 work.sh || exit 1
+{FORGED}
+"""
+    directory = write(tmp_path / "t", {**HELLO, "tests/test.sh": script})
+    assert (await score(directory, tmp_path, "echo 'id -u' > work.sh")).reward == 1.0
+
+
+@pytest.mark.sandbox
+async def test_a_fresh_sandbox_is_not_the_agent_s_user_where_the_node_can_choose(tmp_path: Path) -> None:
+    task = task_of(write(tmp_path / "t", HELLO))
+    async with evaluation(task, tmp_path / "sandboxes") as context, context.fresh_sandbox():
+        users = {path.stat().st_uid for path in (tmp_path / "sandboxes/sessions").glob("*/files/workspace")}
+    kept = await BubblewrapRuntime.enforcement()
+    assert len(users) == (2 if kept["user"].startswith("one of its own") else 1)
+
+
 @pytest.mark.sandbox
 async def test_what_the_agent_leaves_in_harbors_places_is_gone(tmp_path: Path) -> None:
     """A reward, a log directory that is a file, and tests of its own."""
@@ -157,7 +207,7 @@ async def test_what_the_agent_leaves_in_harbors_places_is_gone(tmp_path: Path) -
     attack = (
         "mkdir -p /logs/verifier /tests/data.txt; echo 1 > /logs/verifier/reward.txt; touch /tests/evil.py"
     )
-    with pytest.raises(EvaluationFailed, match="leaves no reward that counts"):
+    with pytest.raises(EvaluationFailed, match="left no valid reward"):
         await score(directory, tmp_path, attack)
     assert (
         await score(write(tmp_path / "h", HELLO), tmp_path / "2", "rm -rf /logs/*; echo 1 > /logs/verifier")
@@ -171,7 +221,7 @@ async def test_an_agent_that_breaks_the_verifier_gets_nothing(tmp_path: Path) ->
     assert (await score(directory, tmp_path / "1", "true")).reward == 0.5
     verdict = await score(directory, tmp_path / "2", "touch broken")
     assert (verdict.reward, verdict.components) == (0.0, {"ungradable": 1.0})
-    assert "the verifier left no reward" in verdict.report
+    assert "the verifier wrote no reward" in verdict.report
 
 
 @pytest.mark.sandbox
@@ -187,7 +237,7 @@ async def test_a_reward_that_is_no_number_fails_the_evaluation(tmp_path: Path, c
 async def test_a_runtime_without_harbors_places_is_refused_before_it_touches_the_host(tmp_path: Path) -> None:
     task = make_task(runtime="process")
     async with evaluation(task, tmp_path) as context:
-        with pytest.raises(EvaluationFailed, match=r"no /tests .*directories"):
+        with pytest.raises(EvaluationFailed, match=r"no writable /tests .*directories"):
             await evaluate(context, "harbor", tests={"test.sh": {"text": "exit 0"}})
 
 
@@ -223,13 +273,13 @@ def test_copied_files_are_the_workspace(tmp_path: Path) -> None:
             {"environment/Dockerfile": "FROM x\nWORKDIR /app\nCOPY Dockerfile /etc/x\n"},
             "COPY Dockerfile /etc/x",
         ),
-        ({"environment/Dockerfile": "FROM x\nCOPY nothing /app/\n"}, "COPY nothing: there is no such file"),
+        ({"environment/Dockerfile": "FROM x\nCOPY nothing /app/\n"}, "COPY nothing: no such file"),
         ({"environment/docker-compose.yaml": "services: {}"}, "docker-compose.yaml"),
         ({"task.toml": "[agent]\ntimeout_sec = 'long'\n"}, r"task\.toml: agent\.timeout_sec"),
         ({"task.toml": "not toml"}, r"task\.toml: not TOML"),
         ({"task.toml": "[verifier]\nenv = {KEY = '${SECRET}'}\n"}, r"verifier\.env\.KEY"),
         ({"instruction.md": " \n"}, r"instruction\.md: is empty"),
-        ({"steps/1/instruction.md": "x"}, "several steps"),
+        ({"steps/1/instruction.md": "x"}, "multi-step"),
     ],
     ids=lambda value: str(value)[:60],
 )

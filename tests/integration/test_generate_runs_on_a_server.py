@@ -131,13 +131,13 @@ async def test_a_dataset_goes_to_the_hub_once_it_is_written(tmp_path: Path) -> N
 
         code, out, said = await generate("hf_wrong")
         assert (code, json.loads(out)["rows"]["sft"]) == (1, 1), said
-        assert "the hub does not take the token; the dataset is in" in said.splitlines()[-1]
+        assert "the hub rejected the token; the dataset is in" in said.splitlines()[-1]
         asked = engine.questions.copy()
         code, _, said = await generate(TOKEN_OF_HUB)
         assert code == 0, said
-        assert said.splitlines()[-1] == f"• {hub.url}/datasets/me/data has the dataset now"
+        assert said.splitlines()[-1] == f"• pushed to {hub.url}/datasets/me/data"
         code, _, said = await generate(TOKEN_OF_HUB)
-        assert said.splitlines()[-1] == f"• {hub.url}/datasets/me/data has all of it already"
+        assert said.splitlines()[-1] == f"• {hub.url}/datasets/me/data is up to date"
     stored = hub.repositories["me/data"]
     assert stored.private
     assert stored.commits[1:] == [["README.md", *(table.file for table in Table)]]
@@ -171,7 +171,10 @@ async def test_an_interrupt_writes_what_there_is(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         _, stderr = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 128 + signal.SIGINT, stderr.decode()
-    assert "the dataset holds what has ended; the same command goes on from here" in stderr.decode()
+    assert (
+        "the dataset contains the sessions that have ended; run the same command to continue"
+        in stderr.decode()
+    )
     rows = pq.read_table(tmp_path / "out" / Table.SFT.file).to_pylist()
     assert [row["task"] for row in rows] == ["quick"]
     assert (tmp_path / "out" / "README.md").exists()

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import numpy as np
 import pytest
 
 from polar.config import plugins
 from polar.harnesses.base import Harness, HarnessContext
 from polar.models.component import Component
 from polar.models.session import AgentEnd, SessionStatus
-from tests.rollouts import HUGE_INSTRUCTION, assert_rolled_out, roll_out, scripted_call
+from tests.rollouts import HUGE_INSTRUCTION, assert_rolled_out, roll_out, roll_out_twice, scripted_call
 
 KEY = "the-session's-secret"
 WRITE = "echo hello > hello.txt"
@@ -162,6 +163,23 @@ async def test_a_tool_is_used_and_the_second_turn_extends_the_first(
     assert expected.tools <= {tool.name for tool in first.tools}
     if expected.limits_answers:
         assert first.asked.max_tokens == 4096
+
+
+@pytest.mark.parametrize("name", [name for name in AGENTS if case(name).calls])
+async def test_a_session_is_replayed_from_its_recording(tmp_path: Path, name: str) -> None:
+    expected = case(name)
+    script = [expected.calls[0], expected.ends_with]
+    first, second = await roll_out_twice(tmp_path / "data", name, script, **expected.options)
+    assert (second.result.status, second.result.agent_end) == (SessionStatus.COMPLETED, AgentEnd.EXITED)
+    assert second.result.reward == first.result.reward == 1.0
+    report = second.result.replay
+    assert report is not None
+    assert report.is_faithful, report
+    assert (report.calls, second.result.stats.trainable_tokens) == (first.result.stats.completions, 0)
+    for one, again in zip(first.recording.completions, second.recording.completions, strict=True):
+        assert (one.id, one.response) == (again.id, again.response)
+        assert np.array_equal(one.prompt_ids, again.prompt_ids)
+        assert np.array_equal(one.sampled_ids, again.sampled_ids)
 
 
 @pytest.mark.parametrize("instruction", [HUGE_INSTRUCTION, "/help @nobody there"], ids=["huge", "slash"])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import sys
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,14 @@ import psutil
 import pytest
 
 from polar.engines.base import EngineDown
+from polar.models.dashboard import NodeOverview
 from polar.models.session import FailureReason, SessionResult, SessionStatus
 from polar.models.views import Join
 from polar.node import admission
 from tests.fakes.scripted_engine import Script
 from tests.sandboxes import require_runtime
 from tests.systems import ASK, System, shell_task, system
+from tests.waiting import eventually
 
 ASK_ANYWHERE = ASK.replace(sys.executable, "python3", 1)
 WAIT_IF_TOLD = ASK_ANYWHERE + "if grep -q Wait answer.txt; then mkfifo p; touch waits; read forever < p; fi"
@@ -87,9 +89,7 @@ async def test_an_agent_that_got_over_an_outage_is_scored(tmp_path: Path) -> Non
 
 async def children_of_waiting_agent(sessions: Path) -> list[psutil.Process]:
     """What the supervisor of the agent has started, once the agent waits."""
-    async with asyncio.timeout(60):
-        while not list(sessions.glob("*/files/workspace/waits")):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await eventually(lambda: list(sessions.glob("*/files/workspace/waits")))
     (pid_file,) = sessions.glob("*/pids/*.json")
     return list(psutil.Process(int(pid_file.stem)).children())
 
@@ -117,14 +117,15 @@ async def test_an_agent_in_a_closed_sandbox_cannot_escape_its_verdict_by_killing
     assert result.exit_code == -signal.SIGKILL
 
 
+async def troubled(running: System) -> NodeOverview | None:
+    return next((node for node in await running.client.nodes() if node.trouble), None)
+
+
 async def test_a_node_short_of_disk_space_leaves_sessions_in_the_queue_and_says_why(small: System) -> None:
     await small.client.join("local", Join(version="test", runtimes=("process",)))
     await small.client.submit(shell_task("queued", ASK))
     async with small.node(disk_reserve_bytes=1 << 60):
-        async with asyncio.timeout(60):
-            while not any(node.trouble for node in await small.client.nodes()):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-        (node,) = await small.client.nodes()
+        node = await eventually(partial(troubled, small))
         assert (node.state, (await small.client.session("queued.0")).status) == ("troubled", "queued")
     assert "less than node.disk_reserve_bytes" in str(node.trouble)
 
@@ -149,9 +150,7 @@ async def test_a_node_whose_disk_fills_while_all_places_are_taken_takes_nothing_
         command = "touch started; until test -e go; do sleep 0.02; done; echo done > answer.txt"
         await small.client.submit(shell_task(task_id, command))
     async with small.node(run_slots=1, ready_buffer=0):
-        async with asyncio.timeout(60):
-            while not (begun := list(small.data_dir.rglob("workspace/started"))):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        begun = await eventually(lambda: list(small.data_dir.rglob("workspace/started")))
         monkeypatch.setattr(admission, "free_bytes", lambda _directory: 0)
         (begun[0].parent / "go").touch()
         await small.client.wait(["first"], timeout=60)

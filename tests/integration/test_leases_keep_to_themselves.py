@@ -10,12 +10,12 @@ from pathlib import Path
 from polar.models.session import SessionStatus
 from polar.models.views import MOST_LEASES
 from polar.store.store import Store
-from tests.conformance import eventually
 from tests.fakes.scripted_engine import Answer, Script
 from tests.systems import ASK, shell_task, system
+from tests.waiting import eventually
 
 
-async def test_a_session_given_back_and_leased_again_records_only_its_last_run(tmp_path: Path) -> None:
+async def test_a_session_given_back_and_leased_again_records_each_answer_once(tmp_path: Path) -> None:
     gate = asyncio.Event()
     script: list[Script] = ["Begun.", Answer("Never.", gate=gate), "Begun again.", "Done."]
     async with system(tmp_path / "data", script) as running:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import http.server
 import ssl
 import subprocess
-import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -16,32 +14,21 @@ from polar.models.session import SessionStatus
 from polar.runtimes.base import Command, Host, Sandbox, SandboxSpec
 from polar.runtimes.bubblewrap import BubblewrapRuntime
 from polar.runtimes.network import GATEWAY_PORT, PROXY_PORT
+from tests.fakes.http_pages import http_pages
 from tests.sandboxes import require_runtime
 from tests.systems import shell_task, system
 
 pytestmark = pytest.mark.sandbox
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self) -> None:
-        body = b"reached " + self.headers["Host"].encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        return
+def reached(_path: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
+    return 200, b"reached " + headers["Host"].encode()
 
 
 @pytest.fixture
 def web() -> Iterator[int]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server.server_address[1]
-        server.shutdown()
+    with http_pages(reached) as port:
+        yield port
 
 
 @pytest.fixture(scope="module")
@@ -60,11 +47,8 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def secure_web(certificate: Path) -> Iterator[int]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server.server_address[1]
-        server.shutdown()
+    with http_pages(reached, context) as port:
+        yield port
 
 
 @asynccontextmanager

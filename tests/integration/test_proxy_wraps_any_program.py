@@ -132,7 +132,7 @@ async def test_a_program_that_asks_nothing_is_told_why_that_may_be(
 ) -> None:
     quiet = await proxy(engine, tmp_path / "out", "--", "true")
     _, told = await quiet.communicate()
-    assert "no model call was recorded: a program may have an address of its own" in told.decode()
+    assert "no model call was recorded: the program may take its base URL" in told.decode()
     shown = await proxy(engine, tmp_path / "out", "--", sys.executable, "-c", "import os; print(*os.environ)")
     names, _ = await shown.communicate()
     assert {"GOOGLE_GENERATIVE_AI_API_KEY", "CODEX_API_KEY", "CODEX_HOME"} <= set(names.decode().split())

@@ -38,9 +38,9 @@ async def test_an_adapter_becomes_the_policy(tmp_path: Path) -> None:
     assert "ask: 1.00  1.00  (mean 1.00, standard deviation 0.00)" in shown.getvalue()
     said: list[str] = []
     async with running(settings, said.append, policy=adapter):
-        assert said[-1] == "the policy goes on at version 1"
+        assert said[-1] == "resuming the policy at version 1"
     other = write_adapter(tmp_path / "other")
-    with pytest.raises(InvalidInput, match="began with other weights"):
+    with pytest.raises(InvalidInput, match="was started with other weights"):
         async with running(settings, said.append, policy=other):
             pass
 

@@ -3,63 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
-from aiohttp import web
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from prometheus_client.parser import text_string_to_metric_families
 
 from polar.config.settings import TelemetrySettings
 from polar.models.session import SessionResult
 from polar.telemetry.page import PATH
 from polar.telemetry.tracing import exporting
-from tests.listening import listening
+from tests.fakes.otlp_collector import Collector, collecting
 from tests.systems import ASK, System, shell_task, system
 
 SAID = "Forty-two, of course."
 ASKED = "Say something."
 TWICE = ASK + ASK
-
-
-@dataclass
-class Collector:
-    """An OTLP/HTTP receiver."""
-
-    url: str = ""
-    requests: list[ExportTraceServiceRequest] = field(default_factory=list)
-    raw: bytes = b""
-
-    @property
-    def spans(self) -> list[Any]:
-        return [
-            span
-            for request in self.requests
-            for resource in request.resource_spans
-            for scope in resource.scope_spans
-            for span in scope.spans
-        ]
-
-    async def take(self, request: web.Request) -> web.Response:
-        body = await request.read()
-        message = ExportTraceServiceRequest()
-        message.ParseFromString(body)
-        self.requests.append(message)
-        self.raw += body
-        return web.Response(content_type="application/x-protobuf")
-
-
-@asynccontextmanager
-async def collecting() -> AsyncIterator[Collector]:
-    collector = Collector()
-    app = web.Application()
-    app.router.add_post("/v1/traces", collector.take)
-    async with listening(app) as collector.url:
-        yield collector
 
 
 def attributes(span: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import pytest
 from polar.runtimes.base import Command, Host, Sandbox, SandboxSpec
 from polar.runtimes.bubblewrap import BubblewrapRuntime
 from polar.runtimes.network import GATEWAY_PORT
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.sandbox
 
@@ -152,9 +153,7 @@ async def test_secrets_are_not_on_any_command_line(tmp_path: Path) -> None:
     async with started(tmp_path / "s1") as sandbox:
         command = Command(("/bin/sh", "-c", "echo > up; sleep 600"), env={"KEY": secret})
         task = asyncio.create_task(sandbox.exec(command, timeout=60, log_name="test"))
-        async with asyncio.timeout(20):
-            while not (tmp_path / "sessions" / "s1" / "files" / "workspace" / "up").exists():  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await eventually((tmp_path / "sessions" / "s1" / "files" / "workspace" / "up").exists)
         lines = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
         assert any("bwrap" in line for line in lines)
         assert not any(secret in line for line in lines)

@@ -14,7 +14,8 @@ from polar.runtimes.base import Host, Sandbox, SandboxError
 from polar.runtimes.cgroups import recorded_groups, usable_hierarchies
 from polar.runtimes.disk import can_mount_images, mounts_below
 from tests.conformance import *  # noqa: F403 - the tests themselves
-from tests.conformance import TREE, Target, eventually, sh, sleepers
+from tests.conformance import TREE, Target, sh, sleepers
+from tests.waiting import eventually
 
 
 @pytest.fixture(params=["process", pytest.param("bubblewrap", marks=pytest.mark.sandbox)])

@@ -119,6 +119,6 @@ async def test_an_engine_with_another_tokenizer_is_refused(tmp_path: Path) -> No
             server=ServerSettings(port=0),
             engine=EngineSettings(url=engine.url, model="smollm2-135m-instruct"),
         )
-        with pytest.raises(InvalidInput, match="another tokenizer"):
+        with pytest.raises(InvalidInput, match="a different tokenizer"):
             async with running(settings, lambda _step: None):
                 pass

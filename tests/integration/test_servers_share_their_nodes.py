@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from polar.app.stack import joined, serving
+from polar.app.stack import join_server, serving
 from polar.client import AsyncClient
 from polar.config.settings import EngineSettings, NodeSettings, ServerSettings, Settings
 from polar.models.session import SessionStatus
@@ -56,7 +56,7 @@ async def test_two_servers_and_four_nodes(kind: str, tmp_path: Path) -> None:
                 ),
             )
             server = servers[number % 2].url
-            worker = await parts.enter_async_context(joined(settings, server, TOKEN, silent))
+            worker = await parts.enter_async_context(join_server(settings, server, TOKEN, silent))
             work.append(asyncio.create_task(worker.node.run()))
         clients = [await parts.enter_async_context(AsyncClient(server.url, TOKEN)) for server in servers]
         try:

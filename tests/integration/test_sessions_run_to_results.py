@@ -16,7 +16,7 @@ from polar.recordings import recording
 from polar.recordings.recording import Recording
 from polar.trajectory.materialise import materialise
 from tests.fakes.scripted_engine import Answer, logprob_of
-from tests.systems import ASK, System, seats_taken, shell_task, system
+from tests.systems import ASK, TALK, System, seats_taken, shell_task, system
 
 
 @pytest.fixture
@@ -53,6 +53,21 @@ async def test_an_agent_s_call_becomes_a_scored_trace_with_the_sampled_tokens(sm
     assert trace.logprobs.tolist() == [logprob_of(token) for token in sampled]
     assert trace.loss_mask.all()
     assert trace.reward == 1.0
+
+
+async def test_a_completed_session_says_where_branches_leave_it(small: System) -> None:
+    branching = {"at": {"name": "uniform", "options": {"count": 4}}}
+    unscored = {"evaluator": {"name": "command", "options": {"command": "echo maybe", "reward": "stated"}}}
+    changes: dict[str, dict[str, Any]] = {"talk": {}, "plain": {"branching": None}, "unscored": unscored}
+    for id, change in changes.items():
+        await small.client.submit(shell_task(id, TALK, **{"branching": branching, **change}))
+    async with small.node():
+        results = await small.client.wait(list(changes), timeout=60)
+    samples = {result.task_id: result for result in results if result.sample == 0}
+    assert samples["unscored"].status is SessionStatus.FAILED
+    chosen = {id: result.branch_at for id, result in samples.items()}
+    assert chosen == {"talk": (1,), "plain": (), "unscored": ()}
+    assert not any(result.branch_at for result in results if result.sample > 0), "its depth is 1"
 
 
 async def test_an_agent_that_runs_out_of_time_still_yields_traces_and_a_score(small: System) -> None:

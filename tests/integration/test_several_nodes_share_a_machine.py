@@ -129,7 +129,7 @@ async def test_one_that_dies_is_started_again_and_loses_no_session(
 async def test_one_that_cannot_start_ends_the_system_and_says_so(tmp_path: Path, wire: VllmWire) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         settings = two_nodes(tmp_path, wire, gateway={"port": taken.getsockname()[1]})
-        with pytest.raises(Unavailable, match=r"node local-[12] could not start \(exit code 1\)"):
+        with pytest.raises(Unavailable, match=r"node local-[12] failed to start \(exit code 1\)"):
             async with running(settings, lambda _step: None):
                 pass
     assert not [child for child in psutil.Process().children() if "polar" in child.cmdline()]

@@ -10,8 +10,9 @@ from pathlib import Path, PurePosixPath
 import psutil
 
 from polar.runtimes.base import Host
-from polar.runtimes.supervisor import COURTESY
-from tests.conformance import Target, eventually, output, sh, spec
+from polar.runtimes.supervisor import NICENESS
+from tests.conformance import Target, output, sh, spec
+from tests.waiting import eventually
 
 
 def template_of(node: int) -> psutil.Process:
@@ -44,7 +45,7 @@ async def test_commands_outlive_the_template_and_the_next_has_a_new_one(tmp_path
 async def test_commands_give_way_to_who_serves_them(tmp_path: Path) -> None:
     sandbox = await Target("process").runtime().start(spec("s1"), Host(tmp_path))
     try:
-        assert int(await output(sandbox, "nice")) == os.nice(0) + COURTESY
+        assert int(await output(sandbox, "nice")) == os.nice(0) + NICENESS
     finally:
         await sandbox.stop()
 

@@ -13,7 +13,7 @@ import openai
 import pytest
 import torch
 
-from polar.app.proxy import wrapped
+from polar.app.proxy import proxy_session
 from polar.config.settings import DEFAULT_MODEL, EngineSettings, Settings
 from polar.engines.embedded.model import load
 from polar.engines.embedded.server import EmbeddedServer
@@ -52,7 +52,7 @@ async def _recorded(engine: str, directory: Path) -> Path:
     """The recording of a few turns that extend each other."""
     settings = Settings(data_dir=directory, engine=EngineSettings(url=engine))
     pins = SamplingPin(temperature=1.0, top_p=1.0, top_k=0, seed=5, max_tokens=24)
-    async with wrapped(settings, pins, lambda _step: None) as session:
+    async with proxy_session(settings, pins, lambda _step: None) as session:
         agent = openai.AsyncOpenAI(base_url=f"{session.url}/v1", api_key=session.key)
         messages: list[Any] = []
         for turn in TURNS:

@@ -24,7 +24,7 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "installed", lambda: tmp_path / "auditor")
+    monkeypatch.setattr(module, "auditor_program", lambda: tmp_path / "auditor")
     return module
 
 
@@ -40,9 +40,9 @@ def auditor(tmp_path: Path, canary: object, pinned: object) -> None:
 @pytest.mark.parametrize(
     ("canary", "pinned", "code", "said"),
     [
-        (CANARY, CLEAN, 0, "1 packages looked up (pypi), 0 with known vulnerabilities"),
+        (CANARY, CLEAN, 0, "1 packages checked (pypi), 0 with known vulnerabilities"),
         (CANARY, BAD, 1, "idna 3.20: CVE-1, fixed in 3.21"),
-        (CANARY, UNKNOWN, 0, "not known there: idna"),
+        (CANARY, UNKNOWN, 0, "unknown to the database: idna"),
         (UNKNOWN, CLEAN, 0, "skipped: make audit checked nothing"),
         (None, CLEAN, 0, "skipped: make audit checked nothing"),
     ],

@@ -21,9 +21,11 @@ from polar.config.settings import Settings
 from polar.evaluators.base import EvaluationContext, Evaluator
 from polar.models.session import TrajectoryStats
 from polar.models.task import TaskSpec
+from polar.recordings.tree import TokenTree
 from polar.rollout.app import create_app
 from polar.runtimes.base import Host, SandboxSpec
 from polar.runtimes.process import ProcessRuntime
+from tests.fakes.recordings import recording
 from tools.documentation import cli_reference, hooks, python_reference, rest_reference, settings_reference
 
 SOURCE = Path(polar.__file__).parent
@@ -89,6 +91,13 @@ async def test_the_evaluator_of_the_reference_scores(
     evaluator_class = python_block("evaluators.md")["ShortAnswer"]
     evaluator = evaluator_class(evaluator_class.Options(most=10))
     assert await score(evaluator, tmp_path, "answer.txt", written) == reward
+
+
+def test_the_branching_strategy_of_the_page_chooses() -> None:
+    strategy_class = python_block("trajectories.md")["LongestTurn"]
+    strategy = strategy_class(strategy_class.Options())
+    assert strategy.points(recording().tree) == (1,)
+    assert strategy.points(TokenTree()) == ()
 
 
 async def score(evaluator: Evaluator, tmp_path: Path, name: str, written: str | None) -> float:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.faults.link import Condition, Link, Opened
 from tests.faults.mischief import Fault, plan
+from tests.waiting import still_waits
 
 REQUEST = b"POST / HTTP/1.1\r\nContent-Length: 4\r\n\r\nping"
 
@@ -86,8 +87,7 @@ async def test_a_cut_link_breaks_the_connection_and_recovers(link: Link, echo: E
 async def test_a_frozen_link_says_nothing_until_it_recovers(link: Link, echo: Echo) -> None:
     link.become(Condition.FROZEN)
     asking = asyncio.create_task(ask(link))
-    done, _ = await asyncio.wait({asking}, timeout=0.3)
-    assert not done
+    assert await still_waits(asking)
     link.become(Condition.CLEAR)
     assert await asking == b""
     assert echo.taken == 0

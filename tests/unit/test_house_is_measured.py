@@ -12,10 +12,10 @@ MODULES = {
     "__init__.py": "",
     "errors.py": "class Refused(Exception):\n    pass\n",
     "store/__init__.py": "",
-    "store/rows.py": "from polar import errors\n\nclass Refused:\n    pass\n",
+    "store/rows.py": "from polar import errors\n\nclass _Refused:\n    pass\n",
     "store/tables.py": "def long():\n" + "    print()\n" * 60,
     "cli/__init__.py": "",
-    "cli/main.py": "from polar.store.rows import Refused\nfrom polar.errors import Refused as Other\n",
+    "cli/main.py": "from polar.store.rows import _Refused\nfrom polar.errors import Refused as Other\n",
 }
 
 

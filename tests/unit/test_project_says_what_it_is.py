@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,19 @@ def test_the_changelog_begins_with_this_version() -> None:
         line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("## ")
     )
     assert heading.startswith(f"## {polar.__version__}")
+
+
+MEASURED = (ROOT / "README.md").read_text().partition("## Measured")[2].partition("\n## ")[0]
+ROWS = [row for row in MEASURED.splitlines() if "](" in row]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[2:40])
+def test_numbers_of_the_readme_stand_on_the_pages_it_names(row: str) -> None:
+    pages = " ".join((ROOT / page).read_text() for page in re.findall(r"\]\(([^)#]+\.md)", row))
+    _, _, claim = re.sub(r"\]\([^)]*\)", "]", row).partition(" | ")
+    numbers = re.findall(r"\d+(?:[.,]\d+)*(?:e-\d+)?", claim)
+    assert numbers
+    assert [number for number in numbers if number not in pages] == []
 
 
 @pytest.mark.parametrize("name", ["SECURITY.md", "LICENSE"])

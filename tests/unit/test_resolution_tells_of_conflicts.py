@@ -20,7 +20,7 @@ def uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: str, together: st
     script = tmp_path / "uv"
     script.write_text(f'#!/bin/sh\ncase "$*" in *pyproject.toml*) {together};; *) {alone};; esac\n')
     script.chmod(0o755)
-    monkeypatch.setattr(resolution, "installed", lambda: script)
+    monkeypatch.setattr(resolution, "uv_program", lambda: script)
     monkeypatch.setattr(resolution, "NEIGHBOURS", (("vllm",),))
 
 
