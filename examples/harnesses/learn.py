@@ -28,8 +28,8 @@ TRAIN, HELD_OUT = "train", "held_out"
 RANK = 16
 """The adapter's rank, small enough to copy from a machine that is rented by the minute."""
 ARMS = ("pilot", "before", "taught", "rejection", "grpo", "shuffled", "per_request")
-PUBLISHED, FIRST_ROUND = "published", "rejection-1"
-"""What a GRPO run may start with: the published weights, or by default the first round's."""
+PUBLISHED, TAUGHT, FIRST_ROUND = "published", "taught", "rejection-1"
+"""What a GRPO run may start with: the published weights, demonstrations, or by default the first round's."""
 EPOCHS, ROWS = 4, 8
 """The number of passes over accepted sessions, and of rows per step."""
 PER_TASK = 4
@@ -64,7 +64,7 @@ class Experiment:
     """Maximum number of tasks per split; all if unset."""
     seed: int
     start: str
-    """The arm whose weights a GRPO run starts with, or `published`."""
+    """The arm that a GRPO run starts with, or `published`; with `taught`, rejection sampling does too."""
     demonstrations: Path | None
     """Sessions of training tasks that `polar generate` made with a teacher."""
     seconds: float | None
@@ -97,13 +97,13 @@ class Experiment:
 
     def rejection(self, rounds: int = 1) -> None:
         """Fine-tune on the solved attempts out of many; the next round attempts with the result."""
-        weights: Path | None = None
-        data: list[Path] = []
+        start = self.start_weights() if self.start == TAUGHT else None
+        weights, data = start, list[Path]()
         for number in range(1, rounds + 1):
-            place = self.directory(f"rejection-{number}")
+            place = self.directory(f"rejection-from-{TAUGHT}-{number}" if start else f"rejection-{number}")
             self.generate(place, weights)
             data.append(place / "data")
-            weights = self.fine_tune(place, data)
+            weights = self.fine_tune(place, data, start)
             self.evaluate(place, weights)
 
     def grpo(self) -> None:
@@ -119,13 +119,15 @@ class Experiment:
         self.reinforce_from_start("per-request", builder="per_request")
 
     def reinforce_from_start(self, arm: str, **changes: str) -> None:
-        usual = self.start == FIRST_ROUND
-        place = self.directory(arm if usual else f"{arm}-from-{self.start}")
-        start = None if self.start == PUBLISHED else _weights(self.directory(self.start) / "sft")
+        place = self.directory(arm if self.start == FIRST_ROUND else f"{arm}-from-{self.start}")
+        start = self.start_weights()
         # A time-limited run would continue, but its final weights are being measured.
         if not (place / "eval").exists():
             self.reinforce(place, start, **changes)
         self.evaluate(place, _weights(place / "run"))
+
+    def start_weights(self) -> Path | None:
+        return None if self.start == PUBLISHED else _weights(self.directory(self.start) / "sft")
 
     def evaluate(self, place: Path, weights: Path | None, split: str = HELD_OUT) -> None:
         tasks = _write_yaml(self.root / f"{split}.yaml", self.taskset(split))
@@ -143,9 +145,9 @@ class Experiment:
             *self.rolled_out_with(weights),
         )
 
-    def fine_tune(self, place: Path, data: list[Path]) -> Path:
+    def fine_tune(self, place: Path, data: list[Path], start: Path | None = None) -> Path:
         rows = write_chosen(data, place / "tokens.parquet")
-        settings = self.training(place / "sft", lr=2e-4, schedule="cosine") | {
+        settings = self.training(place / "sft", start, lr=2e-4, schedule="cosine") | {
             "steps": max(1, EPOCHS * rows // ROWS),
             "rows": ROWS,
             "data": [str((place / "tokens.parquet").absolute())],
@@ -156,7 +158,7 @@ class Experiment:
     def reinforce(
         self, place: Path, start: Path | None, *, rewards: str = "own", builder: str = "prefix_merging"
     ) -> None:
-        settings = self.training(place / "run", lr=2e-4) | {
+        settings = self.training(place / "run", start, lr=2e-4) | {
             "groups": 16,
             "objective": {"level": "token", "max_staleness": 2, "rewards": rewards},
             "rollouts": {
@@ -166,17 +168,18 @@ class Experiment:
                 "config": str(self.system().absolute()),
             },
         }
-        if start is not None:
-            settings["model"]["start"] = str(start.absolute())
         limit = ("--seconds", self.seconds) if self.seconds else ()
         self.polar("train", _write_yaml(place / "run.yaml", settings), *limit)
 
-    def training(self, out: Path, *, lr: float, schedule: str = "constant") -> dict[str, Any]:
+    def training(
+        self, out: Path, start: Path | None, *, lr: float, schedule: str = "constant"
+    ) -> dict[str, Any]:
+        begun = {"start": str(start.absolute())} if start else {}
         return {
             "out": str(out.absolute()),
             "steps": self.steps,
             "seed": self.seed,
-            "model": {"name": self.model, "lora": {"rank": RANK, "alpha": 2 * RANK}},
+            "model": {"name": self.model, "lora": {"rank": RANK, "alpha": 2 * RANK}, **begun},
             "optimizer": {"lr": lr, "schedule": schedule, "warmup_steps": 2},
             "batch": {"tokens": 16384},
             "checkpoint": {"every": 5, "keep": 2},
@@ -283,7 +286,9 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="maximum number of tasks per split, for a small run")
     parser.add_argument("--rounds", type=int, default=1, help="rounds of rejection sampling")
     parser.add_argument(
-        "--start", default=FIRST_ROUND, help="what GRPO starts with: taught, rejection-N, or published"
+        "--start",
+        default=FIRST_ROUND,
+        help="what GRPO starts with: taught (then rejection sampling does too), rejection-N, or published",
     )
     parser.add_argument("--demonstrations", type=Path, help="a teacher's sessions, for the arm `taught`")
     parser.add_argument("--seed", type=int, default=0)

@@ -46,7 +46,8 @@ class HumanEval(RowSource):
     """`split: train`, `split: held_out`, or all.
 
     A row's columns are those of the benchmark, its `instruction`, and `solutions`, each a list of Pi's tool
-    calls. Only the instruction is part of the task.
+    calls. Only the instruction is part of the task. Every solution reads the file first: what is learned from
+    one that does not is to guess.
     """
 
     class Options(BaseModel):
@@ -98,4 +99,4 @@ class HumanEval(RowSource):
 def _calls(solved: str) -> list[list[dict[str, Any]]]:
     read = {"tool": "read", "arguments": {"path": "solution.py"}}
     write = {"tool": "write", "arguments": {"path": "solution.py", "content": solved}}
-    return [[read, write], [write]]
+    return [[read, write]]

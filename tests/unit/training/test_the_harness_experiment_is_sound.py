@@ -132,6 +132,27 @@ def test_a_pilot_tries_training_tasks_and_a_run_may_begin_with_the_published_wei
     assert load_run(Path(train[1]), GrpoSettings).model.start is None
 
 
+def test_rejection_sampling_goes_on_from_demonstrations_where_grpo_does(
+    learn: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def polar(experiment: object, *arguments: object) -> None:
+        asked.append([str(one) for one in arguments])
+        if arguments[:2] == ("train", "sft"):
+            make_checkpoint(tmp_path, "rejection-from-taught-1/sft")
+
+    monkeypatch.setattr(learn.Experiment, "polar", polar)
+    monkeypatch.setattr(learn, "write_chosen", lambda data, into: 8)
+    taught = make_checkpoint(tmp_path, "taught/sft")
+    experiment_in(tmp_path, learn, start="taught").rejection()
+
+    generate, train, evaluate = asked
+    assert after("--weights", generate) == [str(taught)]
+    assert load_run(Path(train[2]), SftSettings).model.start == taught
+    assert "rejection-from-taught-1" in after("--weights", evaluate)[0]
+
+
 @pytest.mark.parametrize(
     "file", sorted((EXAMPLES / "harnesses" / "wordings").iterdir()), ids=lambda f: f.stem
 )
