@@ -61,6 +61,8 @@ class Trouble(StrEnum):
     """Doing nothing passes, or is worth as much as the solution."""
     CHEATABLE = "can be cheated"
     """An attack is worth more than doing nothing."""
+    ESCAPABLE = "can be escaped"
+    """An attack makes its grading fail, so that the session is left out instead of scored."""
     FLAKY = "flaky"
     """The same work was scored differently."""
 
@@ -101,6 +103,7 @@ class TaskReport:
             Trouble.UNSOLVABLE: self._short_of_passing(),
             Trouble.FREE: self._free(),
             Trouble.CHEATABLE: ", ".join(one.trial for one in self.successful_attacks),
+            Trouble.ESCAPABLE: self._escaped(),
             Trouble.FLAKY: " and ".join(filter(None, map(_disagreement, (self.nothing, self.solution)))),
         }
         return {trouble: seen for trouble, seen in found.items() if seen}
@@ -111,8 +114,17 @@ class TaskReport:
         free = max(_rewards(self.nothing), default=0.0)
         return tuple(one for one in self.attacks if one.reward is not None and one.reward > free + EQUAL)
 
+    @property
+    def escapes(self) -> tuple[TrialOutcome, ...]:
+        """The attacks that made grading fail, which works where nothing is done."""
+        return () if _first_error(self.nothing) else tuple(one for one in self.attacks if one.error)
+
     def _failure(self) -> str:
-        return next((one.error for one in (*self.nothing, *self.solution) if one.error), "")
+        return _first_error((*self.nothing, *self.solution))
+
+    def _escaped(self) -> str:
+        names = ", ".join(one.trial for one in self.escapes)
+        return names and f"{names}: {_first_error(self.escapes)}"
 
     def _short_of_passing(self) -> str:
         worst = min(_rewards(self.solution), default=self.pass_reward)
@@ -124,6 +136,10 @@ class TaskReport:
         free = max(_rewards(self.nothing), default=0.0)
         enough = min([self.pass_reward, *_rewards(self.solution)])
         return f"doing nothing is worth {free:g}" if free >= enough - EQUAL else ""
+
+
+def _first_error(outcomes: Sequence[TrialOutcome]) -> str:
+    return next((one.error for one in outcomes if one.error), "")
 
 
 def _rewards(outcomes: Sequence[TrialOutcome]) -> list[float]:

@@ -122,8 +122,8 @@ def validate(
     """Run each task in its sandbox without a model, to find those that would mislead a policy.
 
     Each task is run with nothing done, with its reference solution if it has one, and with the attacks that
-    apply to its grading. Reports tasks that cannot be solved, reward no work, can be cheated, or score the
-    same work differently, and exits with 1 if there are any.
+    apply to its grading. Reports tasks that cannot be solved, reward no work, can be cheated or escaped, or
+    score the same work differently, and exits with 1 if there are any.
     """
     from polar.app import validation
     from polar.tasksets.files import read_tasks
@@ -175,8 +175,8 @@ def _validation_parts(reports: Sequence[TaskReport]) -> list[RenderableType]:
     lines = [f"\n{counted(len(reports), 'task')}, {wrong} with problems"]
     if without := sum(not report.solution for report in reports):
         lines.append(f"{without} without a reference solution were not checked for solvability")
-    rewarded = {one.trial for report in reports for one in report.successful_attacks}
-    lines += [f"{attack.name}: {attack.description}" for attack in ATTACKS if attack.name in rewarded]
+    told = {one.trial for report in reports for one in (*report.successful_attacks, *report.escapes)}
+    lines += [f"{attack.name}: {attack.description}" for attack in ATTACKS if attack.name in told]
     return [table(["TASK", "NOTHING", "SOLUTION", "ATTACKS REWARDED", "VERDICT"], rows), *lines]
 
 

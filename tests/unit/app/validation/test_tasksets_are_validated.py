@@ -11,7 +11,15 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from polar.app.validation import TaskReport, TrialNode, Trouble, attacks_on, trial_node, validate
+from polar.app.validation import (
+    TaskReport,
+    TrialNode,
+    TrialOutcome,
+    Trouble,
+    attacks_on,
+    trial_node,
+    validate,
+)
 from polar.cli.main import app
 from polar.config.settings import NodeSettings
 from polar.tasksets.files import read_tasks
@@ -55,6 +63,7 @@ async def test_a_sound_task_has_no_trouble_and_withstands_every_attack(
     report = await tried(written(tmp_path, CHECK), place, attacks=True)
     assert report.troubles == {}
     assert [one.reward for one in report.solution] == [1.0, 1.0]
+    assert {one.reward for one in report.attacks} == {0.0}
     assert len(report.attacks) == len(attacks_on(read_tasks(tmp_path / "tasks.yaml").tasks[0])) > 10
 
 
@@ -77,6 +86,25 @@ def test_a_check_in_the_workspace_can_be_cheated_and_it_is_said_how(tmp_path: Pa
     assert done.exit_code == 1, done.output
     assert "can be cheated" in done.stdout
     assert "tests-emptied: Tests without content." in done.stdout.splitlines()
+
+
+def test_an_attack_that_makes_grading_fail_is_named_with_how_it_fails(tmp_path: Path) -> None:
+    """Such a session is left out of its group, which pays an agent that cannot do its task."""
+    penalty = f"if [ ! -s spec.md ]; then reward -1; elif {CHECK}; then reward 1; else reward 0; fi"
+    evaluator = {"name": "command", "options": {"command": penalty, "reward": "stated"}}
+    file = written(tmp_path, "", evaluator=evaluator, files={"spec.md": {"text": "42"}})
+    done = CliRunner().invoke(app, ["tasks", "validate", str(file), "--jobs", "2"])
+    assert done.exit_code == 1, done.output
+    assert "can be escaped: " in done.stdout
+    assert "tests-deleted, tests-emptied, " in done.stdout
+    assert "tests-locked: the evaluator gave -1, which is below its lowest_reward of 0" in done.stdout
+    assert "tests-emptied: Tests without content." in done.stdout.splitlines()
+
+
+def test_a_task_that_fails_whatever_is_done_is_not_called_one_that_attacks_escape() -> None:
+    failed = TrialOutcome("doing nothing", error="no disk"), TrialOutcome("doing nothing", error="no disk")
+    report = TaskReport("answer", failed, attacks=(TrialOutcome("tests-emptied", error="no disk"),))
+    assert report.troubles == {Trouble.UNGRADABLE: "no disk"}
 
 
 async def test_the_same_work_scored_differently_is_flaky(tmp_path: Path) -> None:
