@@ -24,14 +24,28 @@ class CalcTest(unittest.TestCase):
     def test_two(self):
         self.assertEqual(double(2), 4)
 """
-HIDDEN = SEEN + "\n    def test_three(self):\n        self.assertEqual(double(3), 6)\n"
+HIDDEN = (
+    SEEN
+    + """
+    def test_three(self):
+        with open(__file__.replace("test_calc.py", "cases.txt")) as cases:
+            for case in cases:
+                given, wanted = map(int, case.split())
+                self.assertEqual(double(given), wanted)
+"""
+)
+CASES = "3 6\n"
+MORE_CASES = CASES + "4 8\n"
 FIX = "printf 'def double(x):\\n    return 2 * x\\n' > calc/__init__.py"
 FILES = {
     "calc/__init__.py": CODE,
     "tests/__init__.py": "",
     "tests/test_calc.py": SEEN,
+    "tests/cases.txt": CASES,
     "pyproject.toml": "[project]\nname = 'calc'\n",
 }
+HIDDEN_FILES = {"tests/test_calc.py": {"text": HIDDEN}, "tests/cases.txt": {"text": MORE_CASES}}
+"""With the data that they read: what is not among them is the agent's to change."""
 IDS = ("tests.test_calc.CalcTest.test_three", "tests.test_calc.CalcTest.test_two")
 NODE_IDS = ("tests/test_calc.py::CalcTest::test_three", "tests/test_calc.py::CalcTest::test_two")
 
@@ -43,13 +57,13 @@ def expected(ids: tuple[str, str]) -> dict[str, list[str]]:
 UNITTEST: dict[str, Any] = {
     "command": "python3 -m unittest -v tests.test_calc",
     "format": "unittest",
-    "files": {"tests/test_calc.py": {"text": HIDDEN}},
+    "files": HIDDEN_FILES,
     "expected": expected(IDS),
 }
 PYTEST: dict[str, Any] = {
     "command": "python3 -m pytest -rA tests",
     "format": "pytest",
-    "files": {"tests/test_calc.py": {"text": HIDDEN}},
+    "files": HIDDEN_FILES,
     "expected": expected(NODE_IDS),
     "env": {"PYTHONPATH": PYTEST_PATH},
 }
@@ -67,16 +81,25 @@ EXIT_CODE: dict[str, Any] = {
 ROW: dict[str, Any] = {
     "instance_id": "calc-1",
     "repo": "somebody/calc",
-    "test_patch": """diff --git a/tests/test_calc.py b/tests/test_calc.py
+    "test_patch": """diff --git a/tests/cases.txt b/tests/cases.txt
+--- a/tests/cases.txt
++++ b/tests/cases.txt
+@@ -1 +1,2 @@
+ 3 6
++4 8
+diff --git a/tests/test_calc.py b/tests/test_calc.py
 --- a/tests/test_calc.py
 +++ b/tests/test_calc.py
-@@ -5,3 +5,6 @@
+@@ -5,3 +5,9 @@
  class CalcTest(unittest.TestCase):
      def test_two(self):
          self.assertEqual(double(2), 4)
 +
 +    def test_three(self):
-+        self.assertEqual(double(3), 6)
++        with open(__file__.replace("test_calc.py", "cases.txt")) as cases:
++            for case in cases:
++                given, wanted = map(int, case.split())
++                self.assertEqual(double(given), wanted)
 """,
     "FAIL_TO_PASS": [IDS[0]],
     "PASS_TO_PASS": [IDS[1]],
@@ -113,10 +136,11 @@ HARBOR: dict[str, Any] = {
         "run.py": {"text": RUN_PY},
         "cases/__init__.py": {"text": ""},
         "cases/test_calc.py": {"text": HIDDEN},
+        "cases/cases.txt": {"text": MORE_CASES},
     }
 }
 PYTEST_SH = """#!/bin/bash
-cp /tests/test_calc.py tests/test_calc.py
+cp /tests/test_calc.py /tests/cases.txt tests
 if python3 -m pytest -rA tests | grep -q "2 passed"; then
   echo 1 > /logs/verifier/reward.txt
 else
@@ -124,7 +148,11 @@ else
 fi
 """
 HARBOR_PYTEST: dict[str, Any] = {
-    "tests": {"test.sh": {"text": PYTEST_SH}, "test_calc.py": {"text": HIDDEN}},
+    "tests": {
+        "test.sh": {"text": PYTEST_SH},
+        "test_calc.py": {"text": HIDDEN},
+        "cases.txt": {"text": MORE_CASES},
+    },
     "env": {"PYTHONPATH": PYTEST_PATH},
 }
 HARBOR_PLACES = {"directories": ["/tests", "/logs"]}
