@@ -12,8 +12,8 @@ from typing import Any
 
 from polar.config import plugins
 from polar.evaluators.attacks import ATTACKS, Attack, Exam, Kind
+from suites.attacks.tools import IMAGE_PROGRAMS, RUNNERS, SYSTEM_PATH, WITH_NODE, WITH_RUST
 from suites.attacks.tools import PYTEST as PYTEST_PATH
-from suites.attacks.tools import RUNNERS, WITH_NODE, WITH_RUST
 
 CODE = "def double(x):\n    return x + 2\n"
 SEEN = """import unittest
@@ -155,7 +155,7 @@ HARBOR_PYTEST: dict[str, Any] = {
     },
     "env": {"PYTHONPATH": PYTEST_PATH},
 }
-HARBOR_PLACES = {"directories": ["/tests", "/logs"]}
+HARBOR_PLACES = {"directories": ["/tests", "/logs", IMAGE_PROGRAMS]}
 
 JS_FILES = {
     "package.json": '{"name": "calc", "scripts": {"test": "node --test"}}\n',
@@ -250,6 +250,8 @@ def read_as_told(request: dict[str, Any]) -> str:
 
 
 LIVE = {"sandbox": "live"}
+WITH_IMAGE = {"env": {"PATH": f"{IMAGE_PROGRAMS}:{SYSTEM_PATH}"}}
+"""As in an image with an environment to which the agent may write; live it would be graded with that."""
 
 
 def python(options: dict[str, Any], label: str = "", **more: Any) -> Exam:
@@ -283,7 +285,7 @@ OWN: dict[str, tuple[Exam, ...]] = {
     "diff": (python(UNITTEST), pytest(PYTEST), Exam(Kind.NODE, JS_TESTS, JS_FILES, JS_FIX)),
     "swebench": (python({"row": ROW}), pytest({"row": PYTEST_ROW, "env": {"PYTHONPATH": PYTEST_PATH}})),
     "harbor": (
-        python(HARBOR, runtime_options=HARBOR_PLACES),
+        python(HARBOR | WITH_IMAGE, runtime_options=HARBOR_PLACES),
         python(HARBOR | LIVE, "live", runtime_options=HARBOR_PLACES),
         pytest(HARBOR_PYTEST, runtime_options=HARBOR_PLACES),
     ),

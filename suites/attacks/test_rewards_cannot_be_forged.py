@@ -18,7 +18,6 @@ from suites.attacks.tools import tools_of
 from suites.attacks.unguarded import (
     BELIEVED,
     GRADERS,
-    UNPROVED,
     Grader,
     believes,
     exam_for,
@@ -111,10 +110,7 @@ def test_an_evaluator_of_a_plug_in_without_an_exam_is_named(monkeypatch: pytest.
     assert unexamined() == ["unknown"]
 
 
-PROVED = [attack for attack in ATTACKS if attack.name not in UNPROVED]
-
-
-@pytest.mark.parametrize("attack", PROVED, ids=[attack.name for attack in PROVED])
+@pytest.mark.parametrize("attack", ATTACKS, ids=[attack.name for attack in ATTACKS])
 async def test_without_guards_the_attack_succeeds(attack: Attack, sit: Sit) -> None:
     """That the suite proves something: others believe what evaluators do not."""
     if reason := unprovable_here(attack):
@@ -127,7 +123,7 @@ async def test_without_guards_the_attack_succeeds(attack: Attack, sit: Sit) -> N
 @pytest.mark.parametrize("grader", GRADERS.values(), ids=list(GRADERS))
 async def test_a_grader_without_guards_knows_work_from_none(grader: Grader, sit: Sit) -> None:
     """Or else it would prove nothing that it believes an attack."""
-    attacked = [a for a in PROVED if GRADERS[BELIEVED.get(a.name, "runner")] is grader]
+    attacked = [a for a in ATTACKS if GRADERS[BELIEVED.get(a.name, "runner")] is grader]
     exam = exam_for(attacked[0])
     for script, is_believed in (("true", False), (exam.solution, not grader.fails)):
         async with sit(exam, **unguarded_runtime(exam)) as context:

@@ -20,6 +20,8 @@ PYTEST = "/opt/pytest"
 """Where sandboxes have pytest, which is not the system's."""
 RUNNERS = "/opt/runners/node_modules"
 """Where they have jest, vitest, mocha and bun."""
+IMAGE_PROGRAMS = "/opt/venv/bin"
+"""Where images have the programs of an environment of their own."""
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 WITH_NODE = {"PATH": f"/opt/node/bin:{SYSTEM_PATH}"}
 WITH_RUST = {"PATH": f"/opt/cargo/bin:{SYSTEM_PATH}", "RUSTUP_HOME": "/opt/rustup"}

@@ -1,4 +1,7 @@
-# Programs of common names in the system's own directories.
-for name in $programs; do
-  plant program.sh "/usr/local/sbin/$name" "/usr/local/bin/$name"
-done 2>/dev/null
+# Programs of common names in the directories of the system, and of the environment that an image brings.
+for place in /usr/local/sbin /usr/local/bin /opt/venv/bin /opt/conda/bin; do
+  [ -w "$place" ] || continue
+  for name in $programs; do
+    plant program.sh "$place/$name"
+  done
+done
