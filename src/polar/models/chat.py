@@ -47,7 +47,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a conversation."""
+    """One message of a conversation. Images will go here; until then, placeholders in `content` name them."""
 
     role: Role
     content: str = ""
