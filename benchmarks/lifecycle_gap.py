@@ -25,8 +25,7 @@ from tests.systems import System, shell_task, system
 
 CALLS, MESSAGE_BYTES, PROMPT_TOKENS = 250, 2_000_000, 2_000
 """Half a gigabyte of capture: an agent that sends large files again and again."""
-ARTIFACT_BYTES = 31 * 1024 * 1024
-"""A little less than `node.artifact_bytes`, which holds the logs too."""
+ARTIFACT_BYTES = 32 * 1024 * 1024
 TOKEN_SECONDS = 0.005
 QUIET_SECONDS = 5.0
 AGENT = f"head -c {ARTIFACT_BYTES} /dev/urandom > out.bin; touch ready; until test -e go; do sleep 0.1; done"
@@ -47,7 +46,8 @@ async def measure() -> dict[str, float]:
 
 async def _gaps(running: System, capture: Path) -> dict[str, float]:
     await running.client.submit(shell_task("chatty", AGENT, artifacts=["out.bin"]))
-    async with running.node() as node:
+    # Twice as much as the one file: the logs count too.
+    async with running.node(artifact_bytes=2 * ARTIFACT_BYTES) as node:
         workspace = await _agent_is_ready(running.data_dir)
         os.replace(capture, node._runs["chatty.0"].capture)
         reads: list[float] = []
