@@ -18,8 +18,8 @@ PROJECT = tomllib.loads((ROOT.parents[1] / "pyproject.toml").read_text())["proje
 # Rooms that are only ever imported with the extra installed, and the extra's name.
 NEEDS = {"engines/embedded": "engine", "training": "train", "app/fleet": "ray", "telemetry/spans": "otel"}
 
-# Comes with a declared package: as part of its interface, or (triton) with its builds for a GPU.
-CARRIED = {"starlette": "fastapi", "huggingface-hub": "tokenizers", "triton": "torch"}
+# Comes with a declared package, as part of its interface.
+CARRIED = {"starlette": "fastapi", "huggingface-hub": "tokenizers"}
 
 # Never installed with Polar, for it chooses its own torch: looked for before a run that needs it.
 BROUGHT = {"vllm"}
