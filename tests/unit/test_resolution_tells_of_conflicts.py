@@ -46,9 +46,22 @@ def test_a_conflict_fails_and_an_index_that_does_not_answer_is_said(
     code: int,
     said: str,
 ) -> None:
+    monkeypatch.delenv("CI", raising=False)
     uv(tmp_path, monkeypatch, alone, together)
     assert resolution.main() == code
     assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"), [("echo 'Failed to fetch: `…`' >&2; exit 2", 1), ("echo vllm==0.32.0", 0)]
+)
+def test_in_ci_an_index_that_does_not_answer_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, code: int
+) -> None:
+    """Or else a change would land that nothing was checked of."""
+    monkeypatch.setenv("CI", "true")
+    uv(tmp_path, monkeypatch, alone=answer, together=answer)
+    assert resolution.main() == code
 
 
 def test_exact_versions_are_in_the_constraints_alone() -> None:
