@@ -68,6 +68,8 @@ class VllmWire(EngineWire):
     """Of what may follow any prompt: then a completion that is not streamed tells the likeliest."""
     counts_temperature: bool = False
     """As --logprobs-mode processed_logprobs."""
+    named_logprobs_mode: str | None = None
+    """What its list of models calls them, rightly or not; None: it is silent, as vLLM is."""
 
     async def start_anew(self) -> None:
         self.weight_version = None if self.weight_version is None else "default"
@@ -80,6 +82,8 @@ class VllmWire(EngineWire):
         cards: list[dict[str, Any]] = [
             {"id": "small", "max_model_len": self.context, "root": "/models/small"}
         ]
+        if self.named_logprobs_mode is not None:
+            cards[0]["logprobs_mode"] = self.named_logprobs_mode
         cards += [{"id": name, "root": path, "parent": "small"} for name, path in self.adapters.items()]
         return web.json_response({"object": "list", "data": cards})
 

@@ -194,7 +194,8 @@ class VllmEngine(ModelServer):
         self._names_version = version is not None
         self._root = card.get("root")
         self.policy_version = await self._last_version() if version is None else int(version)
-        mode = card.get("logprobs_mode", self._logprobs_mode)
+        # Believed only where `check` could not see it.
+        mode = self._logprobs_mode or card.get("logprobs_mode")
         return ModelInfo(
             self._model,
             context,

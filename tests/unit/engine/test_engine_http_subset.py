@@ -12,7 +12,9 @@ import aiohttp
 import pytest
 
 from polar.engines.embedded.server import EmbeddedServer
+from polar.engines.vllm import VllmEngine
 from polar.errors import Unavailable
+from polar.models.session import PROCESSED
 from tests.fakes.tiny_llama import CONTEXT
 
 PROMPT = list(range(30, 60))
@@ -64,6 +66,18 @@ async def test_completion_returns_ids_logprobs_and_usage(http: aiohttp.ClientSes
     _, again = await post(http, "/v1/completions", **asked)
     assert again["choices"][0]["token_ids"] == choice["token_ids"]
     assert again["usage"]["prompt_tokens_details"] == {"cached_tokens": len(PROMPT) - 1}
+
+
+async def test_a_token_that_was_drawn_is_not_called_the_likeliest(
+    http: aiohttp.ClientSession, server: EmbeddedServer
+) -> None:
+    """Or else whoever compares two temperatures would judge the engine by what was drawn."""
+    _, body = await post(http, "/v1/completions", prompt=PROMPT, max_tokens=1, logprobs=1)
+    assert body["choices"][0]["logprobs"]["top_logprobs"] is None
+    engine = VllmEngine(server.url)
+    await engine.check()
+    assert (await engine.model_info()).logprobs_mode == PROCESSED
+    await engine.close()
 
 
 async def test_ids_and_logprobs_are_left_out_unless_asked_for(http: aiohttp.ClientSession) -> None:

@@ -38,6 +38,28 @@ async def test_vllm_shows_whether_temperature_counts(
         await engine.close()
 
 
+@pytest.mark.parametrize(
+    ("logits", "counts_temperature", "named", "mode"),
+    [
+        (BROAD, False, PROCESSED, RAW),
+        (BROAD, True, RAW, PROCESSED),
+        (SURE, True, PROCESSED, PROCESSED),
+        (None, False, RAW, RAW),
+    ],
+    ids=["shown-raw", "shown-processed", "certain", "not-shown"],
+)
+async def test_what_a_server_shows_is_believed_over_what_it_says(
+    logits: Mapping[str, float] | None, counts_temperature: bool, named: str, mode: str
+) -> None:
+    async with vllm_wire(ANSWER) as wire:
+        wire.logits, wire.counts_temperature, wire.named_logprobs_mode = logits, counts_temperature, named
+        engine = VllmEngine(wire.url)
+        assert (await engine.model_info()).logprobs_mode == named
+        await engine.check()
+        assert (await engine.model_info()).logprobs_mode == mode
+        await engine.close()
+
+
 @pytest.mark.parametrize(("counts_temperature", "mode"), [(True, PROCESSED), (False, RAW)])
 async def test_sglang_shows_whether_temperature_counts(counts_temperature: bool, mode: str) -> None:
     answer = [sglang_event([2], [-1.0], 1, "stop"), "[DONE]"]

@@ -236,12 +236,7 @@ class CompletionAnswer(WireAnswer):
         return [self._body(tokens, is_first=is_first)]
 
     def _body(self, tokens: Tokens, *, is_first: bool) -> dict[str, Any]:
-        pairs = zip(tokens.texts, tokens.logprobs, strict=True)
-        logprobs = {
-            "tokens": tokens.texts,
-            "token_logprobs": tokens.logprobs,
-            "top_logprobs": [{text: logprob} for text, logprob in pairs],
-        }
+        logprobs = {"tokens": tokens.texts, "token_logprobs": tokens.logprobs, "top_logprobs": None}
         choice = self._choice(tokens, logprobs) | {"text": tokens.text}
         if self.returns_ids:
             choice["prompt_token_ids"] = self.prompt_ids if is_first else None

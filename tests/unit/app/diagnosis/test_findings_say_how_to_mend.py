@@ -171,3 +171,29 @@ async def test_the_renderer_is_told_with_why_it_was_chosen_and_how_calls_are_rea
     assert renderer.startswith(told)
     assert "calls: json" in renderer
     assert f"tokenizers {version('tokenizers')}" in named(found, "versions").detail
+
+
+@pytest.mark.parametrize(
+    ("logits", "counts_temperature", "level", "told"),
+    [
+        ({"a": 3.0, "b": 1.0}, True, Severity.OK, "from the distribution that tokens are sampled from"),
+        ({"a": 3.0, "b": 1.0}, False, Severity.WARNING, "computed before temperature"),
+        ({"a": 500.0, "b": 0.0}, False, Severity.WARNING, "from an unknown distribution"),
+    ],
+    ids=["processed", "raw", "unknown"],
+)
+async def test_logprobs_that_temperature_does_not_count_in_are_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+    logits: dict[str, float],
+    counts_temperature: bool,
+    level: Severity,
+    told: str,
+) -> None:
+    monkeypatch.setattr(stack, "ensure_tokenizer", lambda _name: LLAMA.directory())
+    async with vllm_wire(ANSWER) as wire:
+        wire.logits, wire.counts_temperature = logits, counts_temperature
+        settings = Settings(engine=EngineSettings(url=wire.url))
+        found = [finding async for finding in doctor.engine_findings(settings, lambda _step: None)]
+    logprobs = named(found, "logprobs")
+    assert (logprobs.level, logprobs.detail.partition(":")[0]) == (level, told)
+    assert ("--logprobs-mode processed_logprobs" in (logprobs.fix or "")) is (level is Severity.WARNING)
