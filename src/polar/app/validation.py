@@ -166,7 +166,10 @@ def trials(task: TaskSpec, solution: Solution | None, *, attacks: bool) -> Itera
 
 
 def attacks_on(task: TaskSpec) -> tuple[Attack, ...]:
-    """Return the attacks that apply to a task's grading; all of them if an image or preparation hides it."""
+    """Return the attacks that apply to a task's grading; all of them if an image or preparation hides it, and
+    none in plain processes, where they would write to this machine's own directories."""
+    if task.runtime.name == "process":
+        return ()
     if task.prepare or "image" in task.runtime.options:
         return ATTACKS
     shown = json.dumps([task.evaluator.options, *task.files])

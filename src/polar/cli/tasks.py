@@ -153,12 +153,12 @@ def validate(
     if as_json:
         print_json([asdict(report) | {"troubles": _trouble_names(report)} for report in reports])
     else:
-        print_parts(*_validation_parts(reports))
+        print_parts(*_validation_parts(reports, attacks))
     if any(report.troubles for report in reports):
         raise typer.Exit(1)
 
 
-def _validation_parts(reports: Sequence[TaskReport]) -> list[RenderableType]:
+def _validation_parts(reports: Sequence[TaskReport], attacks: bool) -> list[RenderableType]:
     from polar.evaluators.attacks import ATTACKS
 
     rows = [
@@ -175,6 +175,8 @@ def _validation_parts(reports: Sequence[TaskReport]) -> list[RenderableType]:
     lines = [f"\n{counted(len(reports), 'task')}, {wrong} with problems"]
     if without := sum(not report.solution for report in reports):
         lines.append(f"{without} without a reference solution were not checked for solvability")
+    if attacks and (spared := sum(not report.attacks for report in reports)):
+        lines.append(f"{counted(spared, 'task')} not attacked: the runtime process isolates nothing")
     told = {one.trial for report in reports for one in (*report.successful_attacks, *report.escapes)}
     lines += [f"{attack.name}: {attack.description}" for attack in ATTACKS if attack.name in told]
     return [table(["TASK", "NOTHING", "SOLUTION", "ATTACKS REWARDED", "VERDICT"], rows), *lines]

@@ -107,6 +107,16 @@ def test_a_task_that_fails_whatever_is_done_is_not_called_one_that_attacks_escap
     assert report.troubles == {Trouble.UNGRADABLE: "no disk"}
 
 
+def test_nothing_is_attacked_where_attacks_would_reach_this_machine(tmp_path: Path) -> None:
+    file = written(tmp_path, CHECK, runtime="process")
+    assert attacks_on(read_tasks(file).tasks[0]) == ()
+    config = tmp_path / "polar.yaml"
+    config.write_text("node: {runtimes: [process]}\n")
+    done = CliRunner().invoke(app, ["tasks", "validate", str(file), "--config", str(config)])
+    assert done.exit_code == 0, done.output
+    assert "1 task not attacked: the runtime process isolates nothing" in done.stdout
+
+
 async def test_the_same_work_scored_differently_is_flaky(tmp_path: Path) -> None:
     seen = tmp_path / "seen"
     seen.mkdir()
