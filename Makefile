@@ -34,6 +34,9 @@ test-vllm: environment-dev ## run against a real vLLM on the CPU (needs 4 GB of 
 test-checkpoint: environment-dev ## serve a model of your own from its directory (POLAR_CHECKPOINT) and run a loop of tools, on a CPU or a GPU
 	@$(BIN)/python -m pytest -s suites/checkpoints $(ARGS)
 
+test-families: environment-dev ## serve a tiny model with the real tokenizer of each family: tokens mode and a loop of tools (four minutes)
+	@$(BIN)/python -m pytest -s suites/families $(ARGS)
+
 test-containers: environment-dev ## run sandboxes on real Docker and podman (needs both installed, and root)
 	@$(BIN)/python -m pytest suites/containers $(ARGS)
 

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import re
-import socket
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-import yaml
 
-import polar
-from polar.models.chat import Message
 from polar.models.session import SessionResult, SessionStatus
-from polar.recordings import recording
 from polar.rendering.families import renderer_for
-from tests.systems import shell_task
-from tests.waiting import eventually_sync
+from suites.serving import roll_out, running_engine, serving, write_settings
 
 pytestmark = pytest.mark.timeout(1800)
 
-START_SECONDS = 300
-SESSION_SECONDS = 900
+ASKED = "Read the file secret.txt with the tool, then tell me the number that is in it."
 AGENT = f"""{sys.executable} - <<'PY'
 import json, os
 from openai import OpenAI
@@ -51,71 +41,6 @@ NATURAL = AGENT.replace('{"type": "function", "function": {"name": "read_file"}}
 """The same agent, whose model calls by itself or not."""
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
-@contextmanager
-def command(directory: Path, *arguments: str) -> Iterator[None]:
-    """A command of Polar, once it says that it serves."""
-    written = directory / f"{arguments[0]}.log"
-    with written.open("w") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "polar", *arguments], cwd=directory, stdout=log, stderr=log, text=True
-        )
-        try:
-            _wait(process, written)
-            yield
-        finally:
-            process.terminate()
-            process.wait(60)
-
-
-def _wait(process: subprocess.Popen[str], log: Path) -> None:
-    def is_up() -> bool:
-        assert process.poll() is None, f"it did not start: {log.read_text()[-2000:]}"
-        return re.search("^(serving|ready) ", log.read_text(), re.MULTILINE) is not None
-
-    eventually_sync(is_up, START_SECONDS)
-
-
-@contextmanager
-def serving(directory: Path, *arguments: str) -> Iterator[polar.Client]:
-    port = free_port()
-    with command(directory, "serve", "--port", str(port), *arguments):
-        token = (directory / ".polar" / "token").read_text().strip()
-        with polar.Client(f"http://127.0.0.1:{port}", token) as client:
-            yield client
-
-
-def settings(directory: Path, tool_form: str | None) -> None:
-    engine = {"max_context": 4096, "slots": 2, "start_seconds": START_SECONDS, "tool_form": tool_form}
-    engine = {name: value for name, value in engine.items() if value is not None}
-    (directory / "polar.yaml").write_text(
-        yaml.safe_dump({"engine": engine, "node": {"runtimes": ["process"]}})
-    )
-
-
-def rolled_out(client: polar.Client, id: str, agent: str) -> tuple[SessionResult, list[Message]]:
-    """The session's result, and what the model said in it."""
-    spec = shell_task(
-        id,
-        agent,
-        instruction="Read the file secret.txt with the tool, then tell me the number that is in it.",
-        budgets={"run_seconds": SESSION_SECONDS},
-    )
-    client.submit(spec)
-    [result] = client.wait([id], timeout=SESSION_SECONDS)
-    kept = recording.decode(client.recording(result.session_id))
-    said = [one.response for one in kept.completions]
-    for turn in said:
-        print(repr(turn.content), [(call.name, call.arguments) for call in turn.tool_calls])
-    print(f"{result.stats.trainable_tokens} of {result.stats.sampled_tokens} tokens trainable")
-    return result, said
-
-
 def check(result: SessionResult) -> None:
     """Every sampled token is trainable, in one trace, and was rendered by the model's own template."""
     assert (result.status, result.renderer) == (SessionStatus.COMPLETED, "template")
@@ -131,28 +56,19 @@ def test_the_renderer_is_its_own_template(checkpoint: Path) -> None:
     print(f"calls: {renderer.call_form}")
 
 
-@contextmanager
-def engine(directory: Path, checkpoint: Path) -> Iterator[str]:
-    port = free_port()
-    with command(
-        directory, "engine", "--model", str(checkpoint), "--port", str(port), "--max-context", "4096"
-    ):
-        yield f"http://127.0.0.1:{port}"
-
-
 @pytest.mark.parametrize("way", ["--model", "--engine-url"])
 def test_a_loop_of_tools_is_one_exact_trace(
     checkpoint: Path, engine_url: str | None, tmp_path: Path, way: str
 ) -> None:
-    settings(tmp_path, None)
+    write_settings(tmp_path)
     with ExitStack() as parts:
         named = str(checkpoint)
         if way == "--engine-url":
-            named = engine_url or parts.enter_context(engine(tmp_path, checkpoint))
+            named = engine_url or parts.enter_context(running_engine(tmp_path, checkpoint))
         client = parts.enter_context(serving(tmp_path, way, named))
-        result, turns = rolled_out(client, "loop", AGENT)
+        result, completions = roll_out(client, "loop", AGENT, instruction=ASKED)
     check(result)
-    assert [call.name for call in turns[0].tool_calls] == ["read_file"]
+    assert [call.name for call in completions[0].response.tool_calls] == ["read_file"]
 
 
 def test_it_calls_by_itself_in_the_form_that_is_named(
@@ -160,8 +76,8 @@ def test_it_calls_by_itself_in_the_form_that_is_named(
 ) -> None:
     if tool_form is None:
         pytest.skip("POLAR_CHECKPOINT_TOOL_FORM names no form")
-    settings(tmp_path, tool_form)
+    write_settings(tmp_path, tool_form=tool_form)
     with serving(tmp_path, "--model", str(checkpoint)) as client:
-        result, turns = rolled_out(client, "natural", NATURAL)
+        result, completions = roll_out(client, "natural", NATURAL, instruction=ASKED)
     check(result)
-    assert turns[0].tool_calls
+    assert completions[0].response.tool_calls
