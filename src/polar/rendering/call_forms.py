@@ -40,6 +40,8 @@ class CallForm:
     """The calls in a text, with the ids that they are written with; ValueError where they cannot be read."""
     other_opening: str = ""
     """What may stand in place of the opening."""
+    reads_bare: bool = False
+    """Whether a turn that is nothing but JSON calls too, without an opening."""
 
     @property
     def openings(self) -> tuple[str, ...]:
@@ -83,23 +85,35 @@ class HeldCalls:
         return MessageDelta(shown)
 
     def finish(self) -> MessageDelta:
-        calls = self._form.calls(self._buffer.lstrip(), self._tools) if self._is_held else ()
+        # What began as bare JSON may be none of calls, and be followed by some.
+        starts = dict.fromkeys((0, self._mark() or 0)) if self._is_held else ()
         text, self._buffer = self._buffer, ""
-        nameless = tuple(replace(call, id="") for call in calls)
-        return MessageDelta(tool_calls=nameless) if calls else MessageDelta(text)
+        for start in starts:
+            if calls := self._form.calls(text[start:].lstrip(), self._tools):
+                nameless = tuple(replace(call, id="") for call in calls)
+                return MessageDelta(text[:start].rstrip(), tool_calls=nameless)
+        return MessageDelta(text)
 
     def _opening(self) -> int | None:
         """Where calls may begin."""
-        if self._form.openings:
-            found = (self._buffer.find(opening) for opening in self._form.openings)
-            return min((start for start in found if start >= 0), default=None)
-        begun = self._buffer.lstrip()
-        return 0 if begun[:1] in tuple("{[") and not self._has_text else None
+        may_be_bare = self._form.reads_bare or not self._form.openings
+        if may_be_bare and not self._has_text and self._buffer.lstrip()[:1] in tuple("{["):
+            return 0
+        return self._mark()
+
+    def _mark(self) -> int | None:
+        """Where the first opening stands."""
+        found = (self._buffer.find(opening) for opening in self._form.openings)
+        return min((start for start in found if start >= 0), default=None)
 
 
 def form_of(turn: str, calls: Sequence[ToolCall], tools: Sequence[ToolDefinition]) -> CallForm | None:
-    """The form in which a template has written these calls, and nothing else, as a turn."""
-    return next((form for form in _forms(turn) if _reads_back(form, turn, calls, tools)), None)
+    """The form in which a template has written these calls, and nothing else, as a turn.
+
+    Never `fenced`, which is how some models write them whatever their template shows.
+    """
+    forms = (form for form in _forms(turn) if form.name != FENCED)
+    return next((form for form in forms if _reads_back(form, turn, calls, tools)), None)
 
 
 def form_named(name: str, turn: str) -> CallForm | None:
@@ -109,7 +123,7 @@ def form_named(name: str, turn: str) -> CallForm | None:
 
 def _forms(turn: str) -> Iterator[CallForm]:
     yield CallForm(HERMES, OPEN, _hermes)
-    yield CallForm(FENCED, OPEN, _fenced, _FENCE)
+    yield CallForm(FENCED, OPEN, _fenced, _FENCE, reads_bare=True)
     yield CallForm("xml", OPEN, _xml)
     yield CallForm("glm", OPEN, _glm)
     for name, (opening, head) in _HEADS.items():
@@ -142,15 +156,20 @@ def _hermes(text: str, types: Types) -> Iterator[ToolCall]:
 
 _FENCE = "```json"
 _OPENINGS = re.compile(f"{OPEN}|{_FENCE}")
-_VALUE = re.compile(r"[\s,}\]]*(?=[{\[])")
-"""What may stand before an object or a list, and after another one: small models miscount brackets."""
+_STRAY = re.compile(r"[\s,}\]]*")
+"""What may stand between calls and after them: small models miscount brackets."""
+_VALUE = re.compile(rf"{_STRAY.pattern}(?=[{{\[])")
+"""What may stand before an object or a list."""
 
 
 def _fenced(text: str, types: Types) -> Iterator[ToolCall]:
-    """In the tags of Hermes, or as JSON in Markdown, where it names a function that was offered.
+    """In the tags of Hermes, or as JSON in Markdown or alone, where it names a function that was offered.
 
     Qwen2.5-Coder is shown the tags by its template, but was hardly trained on them.
     """
+    if _OPENINGS.match(text) is None:
+        yield from _bare(text, types)
+        return
     place = 0
     while opening := _OPENINGS.search(text, place):
         is_fence = opening[0].startswith(_FENCE)
@@ -160,9 +179,8 @@ def _fenced(text: str, types: Types) -> Iterator[ToolCall]:
                 _, end = json.JSONDecoder(strict=False).raw_decode(text, more.end())
             except ValueError:
                 end = more.end()
-            calls = calls_in(text[more.end() : end])
-            if is_fence and not (calls and all(call.name in types for call in calls)):
-                raise ValueError("it is no call of a function of these")
+            body = text[more.end() : end]
+            calls = _offered(body, types) if is_fence else calls_in(body)
             yield from (replace(call, id="") for call in calls)
             # Behind the call: what its arguments say is no call, whatever it looks like.
             place = end
@@ -170,6 +188,24 @@ def _fenced(text: str, types: Types) -> Iterator[ToolCall]:
                 break
         if is_fence and place == opening.end():
             raise ValueError("it is no call")
+
+
+def _bare(text: str, types: Types) -> Iterator[ToolCall]:
+    """JSON alone: calls one after another, and nothing else."""
+    place = 0
+    while more := _VALUE.match(text, place):
+        _, place = json.JSONDecoder(strict=False).raw_decode(text, more.end())
+        yield from (replace(call, id="") for call in _offered(text[more.end() : place], types))
+    if _STRAY.fullmatch(text, place) is None:
+        raise ValueError("it is more than calls")
+
+
+def _offered(body: str, types: Types) -> list[ToolCall]:
+    """The calls in a JSON object or list; ValueError if it is anything else."""
+    calls = calls_in(body)
+    if not calls or any(call.name not in types for call in calls):
+        raise ValueError("it is no call of a function of these")
+    return calls
 
 
 def _xml(text: str, types: Types) -> Iterator[ToolCall]:

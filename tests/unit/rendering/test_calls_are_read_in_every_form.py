@@ -178,6 +178,37 @@ def test_calls_in_tags_and_in_markdown_are_those_that_stand_there(
     assert read.content == ("" if arguments else text)
 
 
+@pytest.mark.parametrize("step", [1, 3, 1000])
+@pytest.mark.parametrize(
+    ("text", "arguments", "content"),
+    [
+        (LOOK_A, ["a"], ""),
+        (f"{LOOK_A}\n{LOOK_B}", ["a", "b"], ""),
+        (f"[{LOOK_A}, {LOOK_B}]", ["a", "b"], ""),
+        (f"\n{LOOK_A}}}\n", ["a"], ""),
+        (LOOK_A.replace("look", "sort"), [], None),
+        (f"{LOOK_A} is what I would call", [], None),
+        (f"{LOOK_A}\n{LOOK_B.replace('look', 'sort')}", [], None),
+        (f"I would call {LOOK_A}", [], None),
+        ('{"at": "a"}', [], None),
+        (LOOK_A[:-1], [], None),
+        (f'{{"at": "a"}} means:\n```json\n{LOOK_B}\n```', ["b"], '{"at": "a"} means:'),
+        (f"[As told]\n<tool_call>{LOOK_B}</tool_call>", ["b"], "[As told]"),
+    ],
+)
+def test_a_turn_of_bare_json_calls_where_that_is_asked_for_and_is_all_it_says(
+    text: str, arguments: list[str], content: str | None, step: int, tmp_path: Path
+) -> None:
+    directory = with_bytes(TEMPLATE.replace("CALLS", FORMS["hermes"]), tmp_path)
+    renderer = renderer_for("x", directory, tool_form="fenced")
+    assert isinstance(renderer, TemplateRenderer)
+    ids = renderer.tokens.ids(text)
+    pieces = (ids[at : at + step] for at in range(0, len(ids), step))
+    read = read_turn(renderer.parser((TOOL,)), *pieces)
+    assert [json.loads(call.arguments)["at"] for call in read.tool_calls] == arguments
+    assert read.content == (text if content is None else content)
+
+
 def test_a_form_may_be_named_where_the_template_writes_none(tmp_path: Path) -> None:
     directory = with_bytes(TEMPLATE.replace("CALLS", ""), tmp_path)
     with pytest.raises(InvalidInput, match="shows tools and no calls"):
