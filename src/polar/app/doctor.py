@@ -332,7 +332,7 @@ def _describe_renderer(settings: EngineSettings, renderer: Renderer) -> str:
     elif renderer.name.startswith(TEMPLATE):
         why = "the model's own chat template, proved turn by turn"
     else:
-        why = "it produces the ids of the model's chat template"
+        why = "of the package renderers, the nearest to the model's chat template"
     calls = renderer.call_form or "none: the template shows no tools"
     return f"mode {mode} {renderer.name} ({why}); calls: {calls}; earlier thoughts: {settings.history}"
 

@@ -21,7 +21,7 @@ from polar.config.settings import DEFAULT_MODEL, EngineSettings, NodeSettings, S
 from polar.engines.embedded.weights import ensure_model
 from polar.errors import NotInstalled
 from tests.fakes.vllm_wire import ANSWER, vllm_wire
-from tests.tokenizers_of_families import LLAMA
+from tests.tokenizers_of_families import DEEPSEEK, LLAMA
 
 
 def named(found: Iterable[Finding], name: str) -> Finding:
@@ -197,3 +197,15 @@ async def test_logprobs_that_temperature_does_not_count_in_are_a_warning(
     logprobs = named(found, "logprobs")
     assert (logprobs.level, logprobs.detail.partition(":")[0]) == (level, told)
     assert ("--logprobs-mode processed_logprobs" in (logprobs.fix or "")) is (level is Severity.WARNING)
+
+
+async def test_a_family_that_is_only_near_the_template_is_not_said_to_be_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stack, "ensure_tokenizer", lambda _name: DEEPSEEK.directory())
+    async with vllm_wire(ANSWER) as wire:
+        settings = Settings(engine=EngineSettings(url=wire.url))
+        found = [finding async for finding in doctor.engine_findings(settings, lambda _step: None)]
+    assert named(found, "renderer").detail.startswith(
+        "mode tokens: deepseek-v3 (of the package renderers, the nearest to the model's chat template); "
+    )
