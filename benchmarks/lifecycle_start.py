@@ -10,11 +10,12 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
-from polar.runtimes.base import Command, Host, Runtime, SandboxSpec
+from polar.runtimes.base import Command, Host, Runtime, Sandbox, SandboxSpec
 from polar.runtimes.bubblewrap import BubblewrapRuntime
 from polar.runtimes.process import ProcessRuntime
 
 RUNS = 15
+CROWD, MANY = 16, 300
 COMMAND = Command(("/bin/true",))
 
 
@@ -61,9 +62,34 @@ async def _measure() -> dict[str, float]:
     return {name: statistics.median(values) for name, values in times.items()}
 
 
+async def _among_others() -> dict[str, float]:
+    """Milliseconds of a command, CROWD of them at a time, with as many sandboxes and with MANY."""
+    runtime = BubblewrapRuntime(BubblewrapRuntime.Options())
+    took = {}
+    with tempfile.TemporaryDirectory(prefix="polar-bench-") as directory:
+        sandboxes: list[Sandbox] = []
+        for count in (CROWD, MANY):
+            while len(sandboxes) < count:
+                spec = SandboxSpec(f"s{len(sandboxes)}", "127.0.0.1", 9)
+                sandboxes.append(await runtime.start(spec, Host(Path(directory))))
+            rounds = []
+            for _ in range(5):
+                started = time.perf_counter()
+                commands = (each.exec(COMMAND, timeout=60, log_name="bench") for each in sandboxes[:CROWD])
+                await asyncio.gather(*commands)
+                rounds.append((time.perf_counter() - started) * 1000 / CROWD)
+            took[f"among {count}"] = statistics.median(rounds)
+        for sandbox in sandboxes:
+            await sandbox.stop()
+    return took
+
+
 def measure() -> dict[str, float]:
-    """Milliseconds by what was measured; `… ready` is what a session waits for: start and first command."""
-    return asyncio.run(_measure())
+    """Milliseconds by what was measured; `… ready` is what a session waits for: start and first command.
+
+    `among N` is a command of a sandbox where N stand on the machine.
+    """
+    return asyncio.run(_measure()) | asyncio.run(_among_others())
 
 
 if __name__ == "__main__":

@@ -161,6 +161,27 @@ async def test_secrets_are_not_on_any_command_line(tmp_path: Path) -> None:
         await task
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives sandboxes disks")
+async def test_a_sandbox_is_made_without_the_disks_of_others(tmp_path: Path) -> None:
+    """Otherwise each command would copy the mounts of all, one command at a time in the whole kernel."""
+    async with started(tmp_path / "s1") as other, started(tmp_path / "s2") as sandbox:
+        assert os.path.ismount(tmp_path / "sessions" / "s1" / "files")
+        command = Command(("/bin/sh", "-c", "echo > up; sleep 600"))
+        task = asyncio.create_task(sandbox.exec(command, timeout=60, log_name="test"))
+        await eventually((tmp_path / "sessions" / "s2" / "files" / "workspace" / "up").exists)
+        ours = {process.pid for process in psutil.Process().children(recursive=True)}
+        mounts = [
+            Path(f"/proc/{process.pid}/mounts").read_text()
+            for process in psutil.process_iter(["name"])
+            if process.pid in ours and process.info["name"] == "bwrap"
+        ]
+        assert mounts
+        assert not any(str(tmp_path) in seen for seen in mounts)
+        await sandbox.kill()
+        await task
+        assert (await said(other, "echo well")) == "well"
+
+
 async def test_environment_of_a_command_does_not_touch_the_host(tmp_path: Path) -> None:
     """A preloaded library named by a task must not be loaded by the process that makes the sandbox."""
     async with started(tmp_path / "s1") as sandbox:

@@ -50,8 +50,26 @@ if TYPE_CHECKING:
 
 PR_SET_CHILD_SUBREAPER = 36
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWNET = 0x00020000, 0x10000000, 0x40000000
-MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 4096, 16384, 1 << 18
+MS_NOSUID, MS_NODEV, MS_REC, MS_PRIVATE = 2, 4, 16384, 1 << 18
+MNT_DETACH = 2
+OPEN_TREE, MOVE_MOUNT = 428, 429
+"""System calls, with the same numbers on every architecture."""
+AT_FDCWD, AT_RECURSIVE, OPEN_TREE_CLONE, MOVE_MOUNT_F_EMPTY_PATH = -100, 0x8000, 1, 4
 STAGE = "/tmp"
+SYSTEM = (
+    "/bin/",
+    "/dev/",
+    "/etc/",
+    "/lib/",
+    "/lib32/",
+    "/lib64/",
+    "/libx32/",
+    "/proc/",
+    "/sbin/",
+    "/sys/",
+    "/usr/",
+)
+"""The directories whose mounts sandboxes are made from."""
 WATCH_SECONDS, COUNT_SECONDS = 0.25, 0.5
 PAGE = os.sysconf("SC_PAGE_SIZE")
 MAX_DESCRIPTORS = 16
@@ -159,21 +177,71 @@ class CommandOutput:
             self.is_full = True  # The disk is full: the command continues, its log ends here.
 
 
-def stage(sources: list[str]) -> None:
-    """Mount each source as STAGE/0, STAGE/1, … for this process, which could not reach it without root."""
+def system_mounts() -> int | None:
+    """Return a mount namespace with the system's mounts alone; None without the right to make one.
+
+    A sandbox begins with a copy of a namespace, which takes a lock of the whole kernel for as long as there
+    are mounts to copy. The host's has the disk of every other sandbox.
+    """
+    ready, told = os.pipe()
+    done, finish = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(finish)
+        try:
+            leave_other_mounts()
+            os.write(told, b"1")
+            os.read(done, 1)
+        finally:
+            os._exit(0)
+    os.close(told)
+    os.close(done)
+    try:
+        if not os.read(ready, 1):
+            return None
+        with open(f"/proc/{pid}/ns/mnt", "rb") as file:
+            # Away from the numbers that a command's own descriptors get.
+            return fcntl.fcntl(file.fileno(), fcntl.F_DUPFD_CLOEXEC, 200)
+    finally:
+        os.close(ready)
+        os.close(finish)
+
+
+def leave_other_mounts() -> None:
+    root = os.stat("/")
     check(libc.unshare(CLONE_NEWNS), "cannot make a mount namespace")
     check(libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None), "cannot make mounts private")
-    opened = [os.open(source, os.O_PATH) for source in sources]
+    with open("/proc/self/ns/mnt", "rb") as namespace:
+        check(libc.setns(namespace.fileno(), 0), "cannot enter a mount namespace")
+    if not os.path.samestat(root, os.stat("/")):
+        raise OSError("this process has another root than its namespace")
+    with open("/proc/self/mountinfo", "rb") as file:
+        points = [line.split()[4].decode("unicode_escape").encode("latin-1") for line in file]
+    for point in reversed(points):
+        if point != b"/" and not f"{os.fsdecode(point)}/".startswith(SYSTEM):
+            libc.umount2(point, MNT_DETACH)
+
+
+def stage(sources: list[str], namespace: int | None) -> None:
+    """Mount each source as STAGE/0, STAGE/1, … for this process, which could not reach it without root."""
+    flags = OPEN_TREE_CLONE | AT_RECURSIVE | os.O_CLOEXEC
+    trees = [libc.syscall(OPEN_TREE, AT_FDCWD, os.fsencode(source), flags) for source in sources]
+    for source, tree in zip(sources, trees, strict=True):
+        check(min(tree, 0), source)
+    if namespace is not None:
+        check(libc.setns(namespace, CLONE_NEWNS), "cannot enter a mount namespace")
+    check(libc.unshare(CLONE_NEWNS), "cannot make a mount namespace")
+    check(libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None), "cannot make mounts private")
     check(libc.mount(b"polar", STAGE.encode(), b"tmpfs", MS_NOSUID | MS_NODEV, b"mode=0755,size=1m"), STAGE)
-    for number, descriptor in enumerate(opened):
+    for number, tree in enumerate(trees):
         place = f"{STAGE}/{number}"
-        origin = f"/proc/self/fd/{descriptor}"
-        if os.path.isdir(origin):
+        if os.path.isdir(f"/proc/self/fd/{tree}"):
             os.mkdir(place)
         else:
             os.close(os.open(place, os.O_CREAT | os.O_WRONLY, 0o644))
-        check(libc.mount(origin.encode(), place.encode(), None, MS_BIND | MS_REC, None), sources[number])
-        os.close(descriptor)
+        moved = libc.syscall(MOVE_MOUNT, tree, b"", AT_FDCWD, place.encode(), MOVE_MOUNT_F_EMPTY_PATH)
+        check(moved, sources[number])
+        os.close(tree)
 
 
 def become(user: int) -> None:
@@ -213,7 +281,7 @@ def spawn(request: dict[str, Any], outputs: list[CommandOutput], inherited: list
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
         if request["staged"]:
-            stage(request["staged"])
+            stage(request["staged"], request["namespace"])
         if request["user"] is not None:
             become(request["user"])
         os.chdir(request["cwd"])
@@ -424,14 +492,14 @@ def supervise(control: socket, request: dict[str, Any], inherited: list[int]) ->
         os._exit(1)  # The sender is gone, and so is the command.
 
 
-def take_order(descriptors: list[int]) -> None:
+def take_order(descriptors: list[int], namespace: int | None) -> None:
     os.setsid()
     control, stdin, stdout, stderr, request, *inherited = descriptors
     for target, descriptor in enumerate((stdin, stdout, stderr)):
         os.dup2(descriptor, target)
         os.close(descriptor)
     with open(request, "rb") as file:
-        wanted = marshal.load(file)
+        wanted = {**marshal.load(file), "namespace": namespace}
     supervise(socket(AF_UNIX, SOCK_SEQPACKET, 0, control), wanted, inherited)
 
 
@@ -442,6 +510,7 @@ def main() -> None:
     os.set_inheritable(orders.fileno(), False)
     # The kernel reaps ended supervisors: nobody here waits for them.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    namespace = system_mounts()
     gc.freeze()
     while True:
         message, ancillary, _, _ = orders.recvmsg(16, CMSG_SPACE(MAX_DESCRIPTORS * 4), MSG_CMSG_CLOEXEC)
@@ -455,7 +524,7 @@ def main() -> None:
         if is_supervisor:
             try:
                 orders.close()
-                take_order(descriptors)
+                take_order(descriptors, namespace)
             except Exception as error:
                 os.write(2, f"the supervisor failed: {error!r}\n".encode(errors="replace"))
             finally:
