@@ -22,7 +22,7 @@ from polar.app.stack import Say, connect_engine
 from polar.config.settings import Settings
 from polar.engines.base import Engine, EngineDown, EngineError, ModelInfo
 from polar.errors import InvalidInput, NotFound
-from polar.models.completion import Completion, Ids
+from polar.models.completion import CONSTRAINT, Completion, Ids
 from polar.models.session import RAW
 from polar.models.trace import Trace
 from polar.recordings.recording import DamagedRecording, Recording, decode, is_recording
@@ -270,7 +270,7 @@ def why_uncompared(completion: Completion, logprobs_mode: str | None) -> Uncompa
     used = completion.used
     if logprobs_mode == RAW:
         return None
-    if "constraint" in completion.extra:
+    if CONSTRAINT in completion.extra:
         return Uncompared.CONSTRAINED
     if used.is_reshaped:
         return Uncompared.BIASED

@@ -15,12 +15,12 @@ import numpy as np
 from polar.dialects.base import Answer
 from polar.engines.base import ChatChunk, EngineError, RequestUnfit, TokenChunk
 from polar.gateway.conversation import Extension
-from polar.gateway.playback import Playback, ReplayedAnswer, ReplayEnded
+from polar.gateway.playback import Playback, ReplayEnded
 from polar.gateway.reply import SampledMessage, SampledTokens, StopStrings
 from polar.gateway.session import Session
 from polar.gateway.source import AnswerGeneration, AnswerSource
 from polar.models.chat import ChatRequest, FinishReason, Message, Sampling, TokenLogprob, Usage
-from polar.models.completion import CHOICE, NO_IDS, OMITTED, OUTAGE, STOP_SEQUENCE, Completion
+from polar.models.completion import CHOICE, OMITTED, OUTAGE, STOP_SEQUENCE, Completion
 from polar.models.task import SamplingPin
 from polar.rendering.base import MessageDelta
 
@@ -60,7 +60,9 @@ class ModelCall:
         self._choice = choice
         self._extension: Extension
         self._generation: AnswerGeneration
-        self._replayed: ReplayedAnswer | None = None
+        self._replayed: Completion | None = None
+        self._said: tuple[Message, ...] = ()
+        """The request's new messages as the client sent them, where recorded ones may stand for them."""
         self._tokens = SampledTokens()
         self._reply = SampledMessage()
         self._stop_sequence: str | None = None
@@ -68,10 +70,13 @@ class ModelCall:
 
     async def prepare(self) -> None:
         """Find the prompt and settle the sampling; RequestRefused if it does not fit."""
-        self._extension = self.session.find(self._request, self._source.model.max_context)
-        generation = self._generation = await self._source.begin(self._request, self._extension)
-        grant = self.session.grant
-        if grant.playback is not None and self._is_replayed(grant.playback):
+        grant, request = self.session.grant, self._request
+        extension = self._extension = self.session.find(request, self._source.model.max_context)
+        if grant.playback is not None:
+            self._said = request.messages[len(request.messages) - len(extension.new_messages) :]
+            self._request = replace(request, messages=extension.messages)
+        generation = self._generation = await self._source.begin(self._request, extension)
+        if grant.playback is not None and await self._is_replayed(grant.playback):
             return
         sampling = pinned(
             self._request.sampling,
@@ -102,25 +107,29 @@ class ModelCall:
             send(last)
         return Answer(message, finish_reason, usage, self._stop_sequence, tuple(self._logprobs))
 
-    def _is_replayed(self, playback: Playback) -> bool:
+    async def _is_replayed(self, playback: Playback) -> bool:
         """Whether the recording answers this call, which then takes that completion's id."""
-        prompt = self._generation.prompt(NO_IDS)
         try:
-            self._replayed = playback.answer(
-                self._request, self._extension, prompt, call=self._ordinal, choice=self._choice
+            self._replayed = await playback.answer(
+                self._request,
+                self._extension,
+                self._generation,
+                self._source.begin,
+                call=self._ordinal,
+                choice=self._choice,
             )
         except ReplayEnded as ended:
             raise self.session.end_replay(ended) from None
         if self._replayed is None:
             return False
-        self.id = self._replayed.completion.id
+        self.id = self._replayed.id
         return True
 
-    def _give(self, answer: ReplayedAnswer, send: Send) -> Answer:
+    def _give(self, recorded: Completion, send: Send) -> Answer:
         """Give a recorded answer, which is recorded once more."""
         now = time.time()
         completion = replace(
-            answer.completion,
+            recorded,
             index=self.session.recorded,
             dialect=self._dialect,
             started_at=self.started_at,
@@ -135,7 +144,7 @@ class ModelCall:
         if self._request.logprobs and ids:
             logprobs = self._generation.spelt(TokenChunk(ids, completion.logprobs.tolist(), 0))
         self.session.sampled_tokens += completion.sampled_tokens
-        self.session.record(completion, usage, is_whole=self._request.raw is None, said=answer.said)
+        self.session.record(completion, usage, is_whole=self._request.raw is None, said=self._said)
         send(MessageDelta(message.content, message.reasoning or "", message.tool_calls, logprobs))
         stop_sequence = completion.extra.get(STOP_SEQUENCE)
         del self._extension, self._generation, self._tokens, self._request, self._replayed
@@ -239,7 +248,8 @@ class ModelCall:
         if not whole and not tokens.first_at:
             completion = abridged(completion)
         # A text without turns is no conversation: what continues it is found by its tokens.
-        self.session.record(completion, usage, is_whole=whole and self._request.raw is None)
+        is_whole = whole and self._request.raw is None
+        self.session.record(completion, usage, is_whole=is_whole, said=self._said)
         return message, usage
 
 

@@ -23,31 +23,52 @@ _BLANK = (
 """What Python or JavaScript trims."""
 _EXACT = 2**53
 """Beyond it JavaScript's numbers skip integers."""
-_DAYS = "(?:Mon|Tues?|Wed(?:nes)?|Thu(?:rs)?|Fri|Sat(?:ur)?|Sun)(?:day)?"
-_MONTHS = (
-    "(?:Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sept?(?:ember)?"
-    "|Oct(?:ober)?|Nov(?:ember)?|Dec(?:ember)?)"
+_DAY = "(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)"
+_MONTH = "(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
+_CLOCK = r"\d{2}:\d{2}:\d{2}(?:[.,]\d+)?"
+_MEASURED = (
+    r"(?:\d+m\s?)?"
+    r"(?:\d+\.\d+\s?(?:s|secs?|seconds?|mins?|minutes?|[nuµm]s)|\d+\s?(?:[nuµm]s|milliseconds?))\b"
 )
-_VOLATILE = re.compile(
-    "|".join(
+"""A duration that somebody measured: people and settings say `5 s` or `900 s`."""
+_END = r'(?=(?:"|\\n)?$)'
+_VARYING = tuple(
+    re.compile(rf"({before}){varying}{after}", re.IGNORECASE)
+    for before, varying, after in (
+        (r"\b(?:wall time|took|elapsed|duration|time|in)\b\s?[:=]?\s*", _MEASURED, ""),
+        (r"^(?:real|user|sys)\s+", _MEASURED, _END),
+        (r"[(\[]", _MEASURED, r"(?=[)\]]\W*(?:\\n)?$)"),
+        (r"^ok\s+\S+\s+", _MEASURED, _END),
+        # ls -l
         (
-            r"\d{4}-\d{2}-\d{2}(?:[T_ ]\d{2}[:-]\d{2}(?:[:-]\d{2}(?:[.,]\d+)?)?(?:Z|[+-]\d{2}:?\d{2})?)?",
-            r"\b\d{1,2}:\d{2}(?::\d{2}(?:[.,]\d+)?)?(?:\s?[AP]M)?\b",
-            rf"\b(?:{_DAYS},?\s+)?{_MONTHS}\s+\d{{1,2}}(?:,?\s+\d{{4}})?\b",
-            rf"\b(?:{_DAYS},?\s+)?\d{{1,2}}\s+{_MONTHS}(?:,?\s+\d{{4}})?\b",
-            rf"\b{_DAYS}\b",
-            r"\b\d{1,2}/\d{1,2}/\d{4}\b",
-            r"\b\d+(?:\.\d+)?\s?(?:ns|µs|us|ms|s|secs?|seconds?|mins?|minutes?)\b",
-            r"\b\d{9,}(?:\.\d+)?\b",
-            r"\b0x[0-9a-fA-F]+\b",
-            r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b",
-            r"\b(?=[0-9a-f]*[0-9])(?=[0-9a-f]*[a-f])[0-9a-f]{6,}\b",
-            r"\btmp[._-]?\w{6,}",
-            r"(?i:\b(?:id|pid)[ :=]+)[0-9a-f]+\b",
-        )
+            r"^[-a-z](?:[-r][-w][-xst]){3}[.+@]?\s+\d+\s+\S+\s+\S+\s+\d+\s",
+            rf"\s*(?:{_MONTH}\s+\d+\s+(?:\d+:\d+|\d{{4}})"
+            r"|\d{4}-\d\d-\d\d \d\d:\d\d(?::\S+(?: [+-]\d{4})?)?)",
+            r"(?=\s)",
+        ),
+        # date
+        (r"^", rf"{_DAY} {_MONTH}\s+\d+ {_CLOCK}(?: [AP]M)? \S+ \d{{4}}", _END),
+        # lines of logs
+        (r"^[\[(]?", rf"(?:\d{{4}}-\d\d-\d\d[T ])?{_CLOCK}(?:Z|\s?[+-]\d\d:?\d\d)?", r"(?=[\])]?:?\s+\S)"),
+        (r"^", rf"{_MONTH}\s+\d+ {_CLOCK}", r"(?=\s+\w)"),
+        (r"\[", rf"\d\d/{_MONTH}/\d{{4}}[: ]{_CLOCK}(?: [+-]\d{{4}})?", r"(?=\])"),
+        # HTTP
+        (r"^(?:< )?(?:date|last-modified): ", rf"{_DAY}, \d\d {_MONTH} \d{{4}} {_CLOCK} GMT", _END),
+        # what harnesses say of today
+        (
+            r"\b(?:today's date|current[ _]date(?: and time)?)(?: is)?\W{1,3}",
+            rf"(?:{_DAY}\w*,?\s)?(?:\d{{4}}-\d\d-\d\d|{_MONTH}\w* \d+,? \d{{4}}|\d+[ /]\w+[ /]\d{{4}})",
+            "",
+        ),
+        # Codex's output, which no tool takes
+        (r"^chunk id: ", r"[0-9a-f]{6}", _END),
     )
 )
-"""Times, durations, addresses and made-up names. Plain numbers are not: 3 failed tests are not 4."""
+"""Clock times and measured durations, each where a tool or harness is known to write one. Nothing that names
+something: the policy may use a name, an id, a hash or a date that it is shown."""
+_LONGEST_VARYING = 4_096
+_MOST_VARYING = 65_536
+"""Characters of a line, and of all lines, that are looked at for what varies."""
 
 
 def key_of(message: Message) -> Key:
@@ -62,14 +83,32 @@ def key_of(message: Message) -> Key:
     return message.role, message.content.strip(_BLANK), calls
 
 
-def alike(one: Message, other: Message) -> bool:
-    """Whether two messages mean the same, as those of two runs do that differ in what no run has in common
-    with another. What the assistant said must be the same."""
+def variations(one: Message, other: Message) -> list[tuple[str, str]] | None:
+    """The lines in which two messages differ, if these are the same but for clock times and durations; None
+    if they are not. What the assistant said must be the same."""
     if key_of(one) == key_of(other):
-        return True
+        return []
     if one.role is not other.role or one.role is Role.ASSISTANT:
-        return False
-    return _VOLATILE.sub("…", one.content) == _VOLATILE.sub("…", other.content)
+        return None
+    lines, others = _lines(one), _lines(other)
+    if len(lines) != len(others):
+        return None
+    differing = [pair for pair in zip(lines, others, strict=True) if pair[0] != pair[1]]
+    lengths = [len(line) for pair in differing for line in pair]
+    if max(lengths, default=0) > _LONGEST_VARYING or sum(lengths) > _MOST_VARYING:
+        return None
+    return differing if all(_masked(was) == _masked(now) for was, now in differing) else None
+
+
+def _lines(message: Message) -> list[str]:
+    """Its lines, also where they stand in JSON, with what ends each if that is no line break."""
+    return message.content.replace("\\n", "\\n\n").replace('"', '"\n').split("\n")
+
+
+def _masked(line: str) -> str:
+    for pattern in _VARYING:
+        line = pattern.sub(r"\1…", line)
+    return line
 
 
 def joined(messages: Sequence[Message]) -> Message:

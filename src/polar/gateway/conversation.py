@@ -8,8 +8,9 @@ it with the message that came there last, as text: it is neither hashed nor read
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
+from operator import itemgetter
 
 import orjson
 
@@ -32,16 +33,24 @@ class Extension:
     new_messages: tuple[Message, ...]
     follows: Turn | None = None
     """The deepest turn whose messages the request repeats, also where its tools are others."""
+    messages: tuple[Message, ...] = ()
+    """The whole request, with recorded messages for those that they stand for."""
+
+
+_Walked = tuple[Turn | None, int, tuple[Message, ...]]
+"""The deepest turn that messages pass, how many of them lead to it, and all of them as they are recorded."""
 
 
 class _MessageNode:
     """A point in a conversation: everything said up to it."""
 
-    __slots__ = ("_following", "_last", "_last_message", "turn")
+    __slots__ = ("_following", "_last", "_last_message", "turn", "wording")
 
     def __init__(self) -> None:
         self.turn: Turn | None = None
         """The latest completion whose sampled message ends here."""
+        self.wording: str | None = None
+        """The recorded text that stands for any other that leads here."""
         self._following: dict[Key, _MessageNode] = {}
         self._last_message: Message | None = None
         self._last: _MessageNode | None = None
@@ -86,8 +95,12 @@ class Conversations:
 
     def find(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> Extension:
         root = self._roots.get(self._key(tools))
-        turn, matched = _walk(root, messages) if root is not None else (None, 0)
-        return Extension(turn, tuple(messages[matched:]), turn or self._followed(messages, root))
+        turn, matched, said = _walk(root, messages)
+        if turn is not None:
+            return Extension(turn, said[matched:], turn, said)
+        follows, _, elsewhere = self._followed(messages, root)
+        said = said if follows is None else elsewhere
+        return Extension(None, said, follows, said)
 
     def add(self, turn: Turn, tools: Sequence[ToolDefinition]) -> None:
         """Remember a finished completion; the latest of equal ones is the one that is continued."""
@@ -99,7 +112,8 @@ class Conversations:
         self._turns[turn.completion_id] = (turn, root, place)
 
     def alias(self, turn: Turn, tools: Sequence[ToolDefinition], said: Sequence[Message]) -> None:
-        """Let what was said instead of a turn's last messages before its answer lead to it as well."""
+        """Let what was said instead of a turn's last messages before its answer lead to it as well; these
+        stand for it from now on."""
         if not said:
             return
         node: _MessageNode | None = self._roots[self._key(tools)]
@@ -107,6 +121,8 @@ class Conversations:
         for count, message in enumerate(turn.messages[:-1]):
             following = node.step(message) if node is not None else None
             if node is not None and following is not None and count >= first:
+                if said[count - first].content != message.content:
+                    following.wording = message.content
                 node.alias(said[count - first], following)
             node = following
 
@@ -141,10 +157,10 @@ class Conversations:
             said_from.alias(joined(messages[said:]), place)
         return place
 
-    def _followed(self, messages: Sequence[Message], root: _MessageNode | None) -> Turn | None:
+    def _followed(self, messages: Sequence[Message], root: _MessageNode | None) -> _Walked:
         others = (place for place in reversed(self._roots.values()) if place is not root)
         found = [_walk(place, messages) for place in islice(others, _OTHER_TOOLSETS)]
-        return max(found, key=lambda walked: walked[1], default=(None, 0))[0]
+        return max(found, key=itemgetter(1), default=(None, 0, tuple(messages)))
 
     def _key(self, tools: Sequence[ToolDefinition]) -> bytes:
         if self._latest is not None and self._latest[0] == tuple(tools):
@@ -165,10 +181,10 @@ def _adds_to(known: tuple[Message, ...], messages: tuple[Message, ...]) -> bool:
     )
 
 
-def _walk(root: _MessageNode, messages: Sequence[Message]) -> tuple[Turn | None, int]:
-    """The deepest turn that the messages pass, and how many of them lead to it."""
-    node: _MessageNode | None = root
+def _walk(root: _MessageNode | None, messages: Sequence[Message]) -> _Walked:
+    node = root
     found: Turn | None = None
+    said = list(messages)
     matched = count = 0
     end = len(messages)
     while node is not None and count < end:
@@ -178,9 +194,11 @@ def _walk(root: _MessageNode, messages: Sequence[Message]) -> tuple[Turn | None,
             node, count = _step_over_split(node, messages, count)
         else:
             node, count = node.step(message), count + 1
+            if node is not None and node.wording is not None and not is_answer:
+                said[count - 1] = replace(message, content=node.wording)
         if is_answer and node is not None and node.turn is not None:
             found, matched = node.turn, count
-    return found, matched
+    return found, matched, tuple(said)
 
 
 def _step_over_split(

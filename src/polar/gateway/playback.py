@@ -1,30 +1,35 @@
 """Answers a session's model calls from a recording, for as long as it asks what was recorded.
 
 A request is found by what it asks, token for token, and not by its place: sub-agents, side calls and retries
-may come in another order. One that differs only in what no two runs have in common, such as a duration in a
-tool's output, is taken for the recorded one, and the recorded messages stand for its own: what the policy is
-shown stays exactly what it was. Any other difference is a divergence.
+may come in another order. One that differs only in clock times and measured durations is asked in the
+recorded words: if that is the recorded request, the recorded messages stand for its own from then on, and
+what the policy is shown stays exactly what it was. Any other difference is a divergence.
 """
 
 from __future__ import annotations
 
+import asyncio
 import difflib
-import zlib
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, islice, zip_longest
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
+import orjson
 
 from polar.errors import PolarError
-from polar.gateway.canonical import alike, key_of
+from polar.gateway.canonical import variations
 from polar.gateway.conversation import Extension
 from polar.models.chat import ChatRequest, FinishReason, Message
-from polar.models.completion import CHOICE, REPLAYED, RESUMED, Completion, Ids
+from polar.models.completion import CHOICE, CONSTRAINT, NO_IDS, REPLAYED, RESUMED, Completion, Ids
 from polar.models.session import (
     LONGEST_DIFFERENCE,
+    LONGEST_VARIATION,
     MOST_DIVERGENCES,
+    MOST_VARIATIONS,
     Divergence,
     Origin,
     ReplayReport,
@@ -33,27 +38,33 @@ from polar.models.task import OnDivergence
 from polar.recordings.tree import TokenTree
 
 if TYPE_CHECKING:
-    from polar.gateway.source import Prompt
+    from polar.gateway.source import AnswerGeneration, Prompt
 
 ANOTHER_REQUEST = "it is the recorded answer to another request"
-_Pair = tuple[Message, Message]
-"""A recorded message and the one that was sent."""
-_COMPARED = 65_536
-"""Characters of each request that are compared line by line."""
+_Begin = Callable[[ChatRequest, Extension], Awaitable["AnswerGeneration"]]
+"""Renders a request."""
+_Lines = list[tuple[str, str]]
+"""Recorded lines and those that were sent instead."""
+_TAIL = 256
+"""Tokens at a prompt's end by which it is looked up, so that its length does not matter."""
+_MOST_LINES, _LONGEST_LINE = 200, 500
+"""How much of two requests is compared, from where they first differ."""
 
 
 class ReplayEnded(PolarError):
     """The agent is to go no further: the recording is used up, or the agent has left it."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ReplayedAnswer:
-    """A recorded answer that is given again."""
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    request: ChatRequest
+    constraint: str | None
+    choice: int
 
-    completion: Completion
-    """What goes into the session's own capture."""
-    said: tuple[Message, ...] = ()
-    """The request's last messages, where recorded ones stand for them."""
+    def as_in(self, completion: Completion) -> bool:
+        """Whether as much was asked for there, and in the same form."""
+        held_to = completion.extra.get(CONSTRAINT)
+        return completion.asked == self.request.sampling and held_to == self.constraint
 
 
 class Playback:
@@ -64,57 +75,81 @@ class Playback:
         self._origin = origin
         count = len(tree.completions)
         self._end = count if origin.calls is None else min(origin.calls, count)
-        self._ends_agent = is_whole and self._end == count and not origin.samples_on
+        is_all = self._end == count
+        self._ends_agent = is_whole and is_all and not origin.samples_on
+        self._why_over = (
+            "the recording ends here" if is_all else f"the first {self._end} model calls were replayed"
+        )
         self._is_left = False
         """Whether the model has answered what is not in the recording, and answers from then on."""
         self._mark = {RESUMED: "yes"} if origin.session_id == session_id else {REPLAYED: origin.session_id}
         """A completion that was replayed before keeps the session in which it was sampled; whether an earlier
         attempt at that session sampled it says nothing of this one."""
         self._unused = {place: it for place, it in enumerate(tree.completions) if _is_answer(it)}
-        self._by_prompt: dict[tuple[int, int], list[int]] = {}
+        self._by_prompt: dict[tuple[int, bytes], list[int]] = defaultdict(list)
+        self._by_turn: dict[str | None, list[int]] = defaultdict(list)
         for place, completion in self._unused.items():
-            self._by_prompt.setdefault(_checksum(completion.prompt_ids), []).append(place)
+            self._by_prompt[_ending(completion.prompt_ids)].append(place)
+            self._by_turn[completion.follows].append(place)
         self._recorded = {it.id for it in tree.completions}
         self._stands_for: dict[str, str] = {}
         """Completion of this session that was given for another request → the recorded one."""
-        self.report = ReplayReport(origin=origin.session_id, unused_calls=sum(1 for _ in self._left()))
+        self._turn = asyncio.Lock()
+        """Requests come one after the other, so that none takes what another has found."""
+        unused = sum(place < self._end for place in self._unused)
+        self.report = ReplayReport(origin=origin.session_id, unused_calls=unused)
 
-    def answer(
-        self, request: ChatRequest, extension: Extension, prompt: Prompt, *, call: int, choice: int = 0
-    ) -> ReplayedAnswer | None:
-        """The recorded answer to a request; None: the model is to answer it.
+    async def answer(
+        self,
+        request: ChatRequest,
+        extension: Extension,
+        generation: AnswerGeneration,
+        begin: _Begin,
+        *,
+        call: int,
+        choice: int = 0,
+    ) -> Completion | None:
+        """The recorded answer to a request, as it goes into the session's own capture; None: the model is to
+        answer it.
 
-        ReplayEnded if the agent is to go no further. `call` and `choice` are the request's place among the
-        session's calls and, where it asks for several answers, the place of this one among them.
+        ReplayEnded if the agent is to go no further. `begin` renders a request as this one was for its
+        generation. `call` and `choice` are the request's place among the session's calls and, where it asks
+        for several answers, the place of this one among them.
         """
         follows = _followed(extension)
-        said = extension.new_messages if extension.turn is not None else request.messages
-        place = self._exact(prompt, choice)
-        varied = 0
-        if place is None and (found := self._alike(extension, said, request, choice)):
-            place, differ = found
-            varied = max(differ, 1) if len(prompt.ids) else differ
-        if place is not None and place >= self._end:
-            del self._unused[place]
-            self._go_on(f"the first {self._end} model calls were replayed")
-            return None
-        if place is not None and follows in self._stands_for:
-            return self._given_for_another(place, prompt, follows)
-        if place is not None:
-            return self._given(place, said if varied else (), varied)
         if follows is not None and follows not in self._recorded and follows not in self._stands_for:
             return None  # It continues what was sampled here.
-        return self._unrecorded(request, follows, said, prompt, call)
+        async with self._turn:
+            prompt = generation.prompt(NO_IDS)
+            asked = _Asked(request, generation.record.get(CONSTRAINT), choice)
+            place, varied = self._exact(prompt, asked), dict[int, _Lines]()
+            if place is None:
+                place, varied = await self._alike(asked, extension, generation, begin)
+            if place is None:
+                return await self._unrecorded(asked, extension, prompt, call)
+            if place >= self._end:
+                del self._unused[place]
+                self._go_on()
+                return None
+            if follows in self._stands_for:
+                return self._given_for_another(place, prompt, follows)
+            self._note(varied)
+            completion = self._take(place)
+            return replace(completion, extra=self._extra_of(completion))
 
-    def _unrecorded(
-        self, request: ChatRequest, follows: str | None, said: Sequence[Message], prompt: Prompt, call: int
-    ) -> ReplayedAnswer | None:
+    async def _unrecorded(
+        self, asked: _Asked, extension: Extension, prompt: Prompt, call: int
+    ) -> Completion | None:
+        follows = _followed(extension)
         place = self._nearest(follows)
         if place is None and (not self._ends_agent or self._is_left):
-            self._go_on("the recording ends here")
+            self._go_on()
             return None
-        recorded = self._unused[place].messages if place is not None else ()
-        self._diverge(call, _difference(recorded, request.messages, len(said)))
+        difference = None
+        if len(self.report.divergences) < MOST_DIVERGENCES:
+            recorded = self._unused[place] if place is not None else None
+            difference = await asyncio.to_thread(_difference, recorded, asked, len(extension.new_messages))
+        self._diverge(call, difference)
         match self._origin.on_divergence:
             case OnDivergence.STOP:
                 raise ReplayEnded(f"model call {call + 1} is not the recorded one")
@@ -122,103 +157,120 @@ class Playback:
                 return self._given_for_another(place, prompt, follows)
             case OnDivergence.LIVE:
                 self._is_left = True
-        self._go_on("the recording ends here")
+        self._go_on()
         return None
 
-    def _go_on(self, why: str) -> None:
+    def _go_on(self) -> None:
         """Leave a request to the model, or end the agent where it is only replayed."""
         if not self._origin.samples_on and not self._is_left:
-            raise ReplayEnded(why)
+            raise ReplayEnded(self._why_over)
+        self._is_left = True
 
-    def _exact(self, prompt: Prompt, choice: int) -> int | None:
+    def _exact(self, prompt: Prompt, asked: _Asked) -> int | None:
         """The recorded completion with this very prompt: of several, the one that is the same choice."""
         if not len(prompt.ids):
             return None
         same = [
             place
-            for place in self._by_prompt.get(_checksum(prompt.ids), ())
-            if place in self._unused and np.array_equal(self._unused[place].prompt_ids, prompt.ids)
+            for place in self._by_prompt.get(_ending(prompt.ids), ())
+            if place in self._unused
+            and asked.as_in(self._unused[place])
+            and np.array_equal(self._unused[place].prompt_ids, prompt.ids)
         ]
-        return min(same, key=lambda at: (_choice_of(self._unused[at]) != choice, at), default=None)
+        return min(same, key=lambda at: (_choice_of(self._unused[at]) != asked.choice, at), default=None)
 
-    def _alike(
-        self, extension: Extension, said: Sequence[Message], request: ChatRequest, choice: int
-    ) -> tuple[int, int] | None:
-        """A recorded completion that continues the same turn with messages that mean the same, and how many
-        of them are worded otherwise: of several, the one with the fewest."""
-        if request.raw is not None:
-            return None
-        before = len(extension.turn.messages) if extension.turn is not None else 0
-        # A client may send in parts what was sampled whole.
-        lengths = {before + len(said), len(request.messages)}
-        found: list[tuple[int, bool, int, list[_Pair]]] = []
-        for place, completion in self._following(_followed(extension)):
-            if len(completion.messages) in lengths and completion.tools == request.tools:
-                differing = _differing(completion.messages[len(completion.messages) - len(said) :], said)
-                found.append((len(differing), _choice_of(completion) != choice, place, differing))
-        for count, _, place, differing in sorted(found, key=itemgetter(0, 1, 2)):
-            if all(alike(one, other) for one, other in differing):
-                return place, count
-        return None
+    async def _alike(
+        self, asked: _Asked, extension: Extension, generation: AnswerGeneration, begin: _Begin
+    ) -> tuple[int | None, dict[int, _Lines]]:
+        """A recorded completion that continues the same turn and has the request's prompt once its messages
+        are in the recorded words, and what varied, by message: of several, the one that varies least."""
+        follows = _followed(extension)
+        if asked.request.raw is not None:
+            return None, {}
+        left = [(place, it) for place, it in self._following(follows) if asked.as_in(it)]
+        is_exact = len(generation.prompt(NO_IDS).ids) > 0 and follows not in self._stands_for
+        for place, varied in await asyncio.to_thread(_alike, left, asked, extension) if left else ():
+            if not is_exact or (varied and await self._is_asked(place, varied, asked, extension, begin)):
+                return place, varied
+        return None, {}
+
+    async def _is_asked(
+        self, place: int, varied: dict[int, _Lines], asked: _Asked, extension: Extension, begin: _Begin
+    ) -> bool:
+        """Whether the request, in the recorded words, is the recorded one."""
+        recorded, said = self._unused[place], list(extension.messages)
+        for at in varied:
+            said[at] = replace(said[at], content=recorded.messages[at - len(said)].content)
+        first = len(said) - len(extension.new_messages)
+        worded = replace(extension, messages=tuple(said), new_messages=tuple(said[first:]))
+        rendered = await begin(replace(asked.request, messages=worded.messages), worded)
+        return np.array_equal(rendered.prompt(NO_IDS).ids, recorded.prompt_ids)
 
     def _following(self, follows: str | None) -> Iterator[tuple[int, Completion]]:
         """What is left of the recording that continues a turn."""
         turn = self._stands_for.get(follows, follows) if follows is not None else None
-        return ((place, it) for place, it in self._unused.items() if it.follows == turn)
+        return ((at, self._unused[at]) for at in self._by_turn.get(turn, ()) if at in self._unused)
 
     def _left(self) -> Iterator[int]:
         return (place for place in self._unused if place < self._end)
 
     def _nearest(self, follows: str | None) -> int | None:
-        """The recorded completion that was to be asked for now, as far as can be told."""
-        same_turn = (place for place, _ in self._following(follows) if place < self._end)
-        return next(same_turn, next(self._left(), None))
+        """The recorded completion that was to be asked for now, as far as can be told; None: the request is
+        beyond what is replayed."""
+        same_turn = [place for place, _ in self._following(follows)]
+        place = next((place for place in same_turn if place < self._end), None)
+        if self._is_left and follows is None:
+            return None
+        return place if same_turn or self._is_left else next(self._left(), None)
 
-    def _given(self, place: int, said: tuple[Message, ...], varied: int) -> ReplayedAnswer:
-        completion = self._take(place, varied)
-        return ReplayedAnswer(replace(completion, extra=self._extra_of(completion)), said)
-
-    def _given_for_another(self, place: int, prompt: Prompt, follows: str | None) -> ReplayedAnswer:
+    def _given_for_another(self, place: int, prompt: Prompt, follows: str | None) -> Completion:
         recorded = self._take(place)
         id = f"{recorded.id}-again"
         self._stands_for[id] = recorded.id
-        return ReplayedAnswer(
-            replace(
-                recorded,
-                id=id,
-                prompt_ids=prompt.ids,
-                messages=prompt.messages,
-                follows=follows,
-                parent=None,
-                untrainable=ANOTHER_REQUEST,
-                extra=self._extra_of(recorded),
-                routing=None,
-            )
+        return replace(
+            recorded,
+            id=id,
+            prompt_ids=prompt.ids,
+            messages=prompt.messages,
+            follows=follows,
+            parent=None,
+            untrainable=ANOTHER_REQUEST,
+            extra=self._extra_of(recorded),
+            routing=None,
         )
 
     def _extra_of(self, completion: Completion) -> dict[str, str]:
         return self._mark | {name: said for name, said in completion.extra.items() if name != RESUMED}
 
-    def _take(self, place: int, varied: int = 0) -> Completion:
+    def _take(self, place: int) -> Completion:
         completion = self._unused.pop(place)
         report = self.report
-        self.report = report.model_copy(
-            update={
-                "calls": report.calls + 1,
-                "sampled_tokens": report.sampled_tokens + completion.sampled_tokens,
-                "varied_messages": report.varied_messages + varied,
-                "unused_calls": report.unused_calls - 1,
-            }
+        self._report(
+            calls=report.calls + 1,
+            sampled_tokens=report.sampled_tokens + completion.sampled_tokens,
+            unused_calls=report.unused_calls - 1,
         )
+        if not self.report.unused_calls:
+            # What the model answers from now on needs nothing of the recording, which is large.
+            for kept in (self._unused, self._by_prompt, self._by_turn):
+                kept.clear()
         return completion
 
-    def _diverge(self, call: int, difference: str) -> None:
+    def _note(self, varied: dict[int, _Lines]) -> None:
+        count, told = self.report.varied_messages, self.report.variations
+        lines = (f"{was.strip()} → {now.strip()}" for was, now in chain.from_iterable(varied.values()))
+        new = (line[:LONGEST_VARIATION] for line in islice(lines, MOST_VARIATIONS - len(told)))
+        self._report(varied_messages=count + len(varied), variations=(*told, *new))
+
+    def _diverge(self, call: int, difference: str | None) -> None:
         described = self.report.divergences
-        if len(described) < MOST_DIVERGENCES:
+        if difference is not None:
             taken = self._origin.on_divergence
             described += (Divergence(call=call, taken=taken, difference=difference),)
-        count = self.report.divergence_count + 1
-        self.report = self.report.model_copy(update={"divergences": described, "divergence_count": count})
+        self._report(divergences=described, divergence_count=self.report.divergence_count + 1)
+
+    def _report(self, **changes: object) -> None:
+        self.report = self.report.model_copy(update=changes)
 
 
 def _is_answer(completion: Completion) -> bool:
@@ -230,32 +282,73 @@ def _followed(extension: Extension) -> str | None:
     return extension.follows.completion_id if extension.follows is not None else None
 
 
-def _checksum(ids: Ids) -> tuple[int, int]:
-    return len(ids), zlib.crc32(np.ascontiguousarray(ids, np.int32).data)
+def _ending(ids: Ids) -> tuple[int, bytes]:
+    return len(ids), np.ascontiguousarray(ids[-_TAIL:], np.int32).tobytes()
 
 
 def _choice_of(completion: Completion) -> int:
     return int(completion.extra.get(CHOICE, "0"))
 
 
-def _differing(recorded: Sequence[Message], said: Sequence[Message]) -> list[_Pair]:
-    """The messages that are not the same to the policy."""
-    return [pair for pair in zip(recorded, said, strict=True) if key_of(pair[0]) != key_of(pair[1])]
+def _alike(
+    left: Sequence[tuple[int, Completion]], asked: _Asked, extension: Extension
+) -> list[tuple[int, dict[int, _Lines]]]:
+    """Those whose last messages are the request's but for what varies, with that, by message."""
+    said, sent = extension.new_messages, len(extension.messages)
+    before = len(extension.turn.messages) if extension.turn is not None else 0
+    # A client may send in parts what was sampled whole.
+    lengths = {before + len(said), sent}
+    found = []
+    for place, completion in left:
+        if len(completion.messages) in lengths and completion.tools == asked.request.tools:
+            recorded = completion.messages[len(completion.messages) - len(said) :]
+            varied = _varied(recorded, said, sent - len(said))
+            if varied is not None:
+                found.append((len(varied), _choice_of(completion) != asked.choice, place, varied))
+    return [(place, varied) for *_, place, varied in sorted(found, key=itemgetter(0, 1, 2))]
 
 
-def _difference(recorded: Sequence[Message], asked: Sequence[Message], last: int) -> str:
+def _varied(recorded: Sequence[Message], said: Sequence[Message], first: int) -> dict[int, _Lines] | None:
+    varied = {}
+    for at, (one, other) in enumerate(zip(recorded, said, strict=True), first):
+        lines = variations(one, other)
+        if lines is None:
+            return None
+        if lines:
+            varied[at] = lines
+    return varied
+
+
+def _difference(recorded: Completion | None, asked: _Asked, last: int) -> str:
     """How a request differs from the recorded one; of its own messages only the `last` can."""
-    if not recorded:
+    if recorded is None:
         return "The recorded agent asked for nothing more."
-    shared = max(len(asked) - last, 0)
-    old, new = (_lines(messages[shared:]) for messages in (recorded, asked))
+    request = asked.request
+    shared = max(len(request.messages) - last, 0)
+    old, new = (_lines(messages[shared:]) for messages in (recorded.messages, request.messages))
+    for was, now in (
+        (recorded.asked, request.sampling),
+        (recorded.extra.get(CONSTRAINT), asked.constraint),
+        (recorded.tools, request.tools),
+    ):
+        if was != now:
+            old += _parts(orjson.dumps(was).decode())
+            new += _parts(orjson.dumps(now).decode())
+    differs = (at for at, (was, now) in enumerate(zip_longest(old, new)) if was != now)
+    start = max(next(differs, 0) - 2, 0)
+    old, new = old[start : start + _MOST_LINES], new[start : start + _MOST_LINES]
     lines = difflib.unified_diff(old, new, "recorded", "asked", n=2, lineterm="")
-    return "\n".join(lines)[:LONGEST_DIFFERENCE]
+    told = "\n".join(lines)[:LONGEST_DIFFERENCE]
+    return told or "The messages are the recorded ones, and make another prompt."
 
 
 def _lines(messages: Sequence[Message]) -> list[str]:
-    text = "\n".join(f"[{message.role}]\n{_shown(message)}" for message in messages)
-    return text[-_COMPARED:].splitlines()
+    shown = (line for it in messages for line in (f"[{it.role}]", *_shown(it).split("\n")))
+    return list(chain.from_iterable(map(_parts, shown)))
+
+
+def _parts(line: str) -> list[str]:
+    return [line[at : at + _LONGEST_LINE] for at in range(0, max(len(line), 1), _LONGEST_LINE)]
 
 
 def _shown(message: Message) -> str:

@@ -227,7 +227,7 @@ class Session:
     ) -> None:
         """Commit a completion; one that is whole is found by requests that continue it.
 
-        `said` is what the client sent for its last messages, where recorded ones stand for them.
+        `said` is what the client sent for its last messages, where recorded ones may stand for them.
         """
         turn = self._capture.append(completion)
         self.quota.capture_bytes = self._capture.length

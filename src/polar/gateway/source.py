@@ -25,7 +25,7 @@ from polar.errors import InvalidInput
 from polar.gateway.conversation import Extension
 from polar.gateway.session import Session, context_overflow
 from polar.models.chat import ChatRequest, Message, Role, Sampling, TokenLogprob, ToolChoice, ToolUse
-from polar.models.completion import Ids
+from polar.models.completion import CONSTRAINT, Ids
 from polar.recordings.growth import Turn
 from polar.rendering.base import MessageDelta, RawParser, Renderer, ResponseParser, Unrenderable
 from polar.rendering.constraints import Constraint, constraint_of
@@ -215,7 +215,7 @@ class _TokenGeneration(AnswerGeneration):
     @property
     def record(self) -> dict[str, str]:
         """The logprobs of a constrained answer are those of a masked distribution."""
-        return {"constraint": self._constraint.kind} if self._constraint else {}
+        return {CONSTRAINT: self._constraint.kind} if self._constraint else {}
 
     def prompt(self, told: Ids) -> Prompt:
         return self._prompt
@@ -408,9 +408,9 @@ class _ChatGeneration(AnswerGeneration):
     def record(self) -> dict[str, str]:
         """As in tokens mode: the logprobs of a constrained answer are those of a masked distribution."""
         if self._request.output is not None:
-            return {"constraint": "response_format"}
+            return {CONSTRAINT: "response_format"}
         is_bound = self._request.tool_choice.use is ToolUse.REQUIRED
-        return {"constraint": "tool_choice"} if is_bound else {}
+        return {CONSTRAINT: "tool_choice"} if is_bound else {}
 
     def prompt(self, told: Ids) -> Prompt:
         turn = self._extension.turn

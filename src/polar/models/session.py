@@ -194,6 +194,9 @@ LONGEST_DIFFERENCE = 16_384
 """Characters that are kept of how two requests differ."""
 MOST_DIVERGENCES = 16
 """How many divergences of a session are described; all are counted."""
+LONGEST_VARIATION = 400
+MOST_VARIATIONS = 16
+"""Lines that varied of which a report tells, at most, and how many characters of each."""
 
 
 class Divergence(Frozen):
@@ -219,7 +222,9 @@ class ReplayReport(Frozen):
     unused_calls: int = 0
     """Answers of the recording that were never asked for."""
     varied_messages: int = 0
-    """Messages that came with another time, duration or made-up name, for which the recorded ones stand."""
+    """Messages that came with another clock time or measured duration, for which the recorded ones stand."""
+    variations: tuple[str, ...] = Field(default=(), max_length=MOST_VARIATIONS)
+    """The first lines in which they differ, as they were recorded and as they came."""
     divergence_count: int = 0
     """Requests that were not the recorded ones."""
     divergences: tuple[Divergence, ...] = Field(default=(), max_length=MOST_DIVERGENCES)

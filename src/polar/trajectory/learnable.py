@@ -14,7 +14,7 @@ from statistics import fmean, pstdev
 import numpy as np
 from numpy.typing import NDArray
 
-from polar.models.completion import Completion
+from polar.models.completion import CONSTRAINT, Completion
 from polar.models.session import PROCESSED, AgentEnd, SessionResult, SessionStatus
 from polar.models.trace import Trace
 from polar.recordings.recording import Recording
@@ -222,7 +222,7 @@ def is_off_distribution(trace: Trace, recording: Recording, temperature: float) 
 def _is_sampled_at(temperature: float, completion: Completion, logprobs_mode: str | None) -> bool:
     used = completion.used
     is_cut = (used.top_p is not None and used.top_p < 1.0) or (used.top_k or 0) > 0
-    if is_cut or used.is_reshaped or "constraint" in completion.extra:
+    if is_cut or used.is_reshaped or CONSTRAINT in completion.extra:
         return False
     if logprobs_mode != PROCESSED and temperature != 1.0:
         # Logprobs from before the temperature, or nobody knows.

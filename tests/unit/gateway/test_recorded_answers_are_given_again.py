@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import random
+import time
+import weakref
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -91,6 +96,22 @@ def report_of(scene: Scene) -> ReplayReport:
     report = scene.gateway.replay_report("s1")
     assert report is not None
     return report
+
+
+@asynccontextmanager
+async def longest_gap() -> AsyncIterator[Callable[[], float]]:
+    """How long the event loop stood still at most, in seconds."""
+    gaps = [0.0]
+
+    async def beat() -> None:
+        while True:
+            begun = time.perf_counter()
+            await asyncio.sleep(0)
+            gaps.append(time.perf_counter() - begun)
+
+    beating = asyncio.create_task(beat())
+    yield lambda: max(gaps)
+    beating.cancel()
 
 
 def same_tokens(one: Completion, other: Completion) -> bool:
@@ -188,7 +209,7 @@ async def test_choices_of_one_request_keep_their_places(set_scene: SetScene) -> 
     gate.set()
     said = [choice["message"]["content"] for choice in (await (await asking).json())["choices"]]
     tree = await first.tree()
-    assert [it.response.content for it in tree.completions] == said[::-1]
+    assert [it.response.content for it in tree.completions] == ["Fast.", "Slow."]
     scene = await set_scene([], playback=playback(tree))
     async with scene.post({**scene.body(), "n": 2}) as got:
         assert [choice["message"]["content"] for choice in (await got.json())["choices"]] == said
@@ -204,6 +225,7 @@ async def test_another_duration_in_a_result_is_no_divergence(set_scene: SetScene
     report = report_of(scene)
     assert report.is_faithful
     assert report.varied_messages == 1
+    assert report.variations == ("Wall time: 0.0512 seconds → Wall time: 0.1 seconds",)
     # What the policy is shown for the past is what it was shown then; only what is new is as it came.
     prompt = np.array(scene.engine.requests[0].prompt_ids)
     past = np.concatenate([tree.completions[1].prompt_ids, tree.completions[1].sampled_ids])
@@ -212,7 +234,101 @@ async def test_another_duration_in_a_result_is_no_divergence(set_scene: SetScene
 
 
 @pytest.mark.parametrize(
-    ("before", "now"), [("3 failed", "4 failed"), ("a.txt", "b.txt"), ("exit code 0", "exit code 1")]
+    ("before", "now"),
+    [
+        ("3 passed in 0.03s", "3 passed in 1.20s"),
+        ("--- PASS: TestSum (0.00s)", "--- PASS: TestSum (0.01s)"),
+        ("ok  \texample/sum\t0.005s", "ok  \texample/sum\t0.012s"),
+        ("real\t0m0.012s", "real\t0m0.007s"),
+        ("-rw-r--r-- 1 agent agent 20 Nov 18 20:19 a.txt", "-rw-r--r-- 1 agent agent 20 Dec  8 09:01 a.txt"),
+        ("Wed Nov 18 20:19:56 UTC 2026", "Thu Nov 19 07:01:02 UTC 2026"),
+        ("2026-11-18 20:19:56,123 INFO ready", "2026-11-19 07:01:02,456 INFO ready"),
+        ("[20:19:56] ready", "[07:01:02] ready"),
+        (
+            '127.0.0.1 - - [18/Nov/2026 20:19:56] "GET / HTTP/1.1" 200 -',
+            '127.0.0.1 - - [19/Nov/2026 07:01:02] "GET / HTTP/1.1" 200 -',
+        ),
+        ("Date: Wed, 18 Nov 2026 20:19:56 GMT", "Date: Thu, 19 Nov 2026 07:01:02 GMT"),
+        ("Today's date is Wednesday, November 18, 2026 (UTC).", "Today's date is Monday, May 4, 2027 (UTC)."),
+        ("<current_date>2026-11-18</current_date>", "<current_date>2027-05-04</current_date>"),
+        ("Chunk ID: 9fd3e7\nok", "Chunk ID: 12ab34\nok"),
+        ('{"output": "took 7 ms\\n"}', '{"output": "took 12 ms\\n"}'),
+    ],
+)
+async def test_clock_times_and_measured_durations_may_vary(
+    set_scene: SetScene, before: str, now: str
+) -> None:
+    first = await set_scene([CALL, "Done."])
+    await conversation(first, [before], turns=2)
+    scene = await set_scene([], playback=playback(await first.tree(), samples_on=False))
+    messages = await conversation(scene, [now], turns=2)
+    assert messages[-1]["content"] == "Done."
+    report = report_of(scene)
+    assert report.is_faithful
+    assert len(report.variations) == report.varied_messages == 1
+
+
+async def test_a_prompt_that_is_rendered_anew_holds_the_recorded_words(set_scene: SetScene) -> None:
+    """Another set of tools, as for a sub-agent that inherits the conversation."""
+
+    async def talk(scene: Scene, told: str) -> Json:
+        call = await ask(scene, [QUESTION])
+        messages = [QUESTION, call, result(call, told)]
+        messages.append(await ask(scene, messages))
+        for content in ("Sum up.", "Shorter."):
+            messages.append({"role": "user", "content": content})
+            messages.append(await ask(scene, messages, tools=[]))
+        return messages[-1]
+
+    first = await set_scene([CALL, "Done.", "It took no time.", "No time."])
+    await talk(first, "took 7 ms")
+    tree = await first.tree()
+    for calls, script in ((3, [LIVE]), (2, ["It took no time.", LIVE])):
+        scene = await set_scene(script, playback=playback(tree, calls=calls))
+        assert (await talk(scene, "took 9 ms"))["content"] == LIVE
+        assert np.array_equal(scene.engine.requests[-1].prompt_ids, tree.completions[3].prompt_ids)
+        assert report_of(scene).is_faithful
+
+
+async def test_a_recording_is_let_go_of_once_it_is_used_up(set_scene: SetScene) -> None:
+    tree = await recorded(set_scene)
+    scene = await set_scene([LIVE], playback=playback(tree, calls=2))
+    beyond = weakref.ref(tree.completions[2].prompt_ids)
+    del tree
+    await conversation(scene, turns=2)
+    assert beyond() is None
+
+
+async def test_long_recordings_are_soon_ready(set_scene: SetScene) -> None:
+    """2,000 turns up to 2,000,000 tokens, which make 8 GB of prompts."""
+    one = (await recorded(set_scene)).completions[0]
+    ids = np.zeros(2_000_000, np.int32)
+    completions = tuple(replace(one, id=f"{turn}", prompt_ids=ids[: turn * 1000]) for turn in range(2000))
+    begun = time.perf_counter()
+    playback(TokenTree(completions, ()))
+    assert time.perf_counter() - begun < 0.5
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        ("3 failed", "4 failed"),
+        ("a.txt", "b.txt"),
+        ("exit code 0", "exit code 1"),
+        ("made /tmp/tmpk3x9qzab", "made /tmp/tmpabc123de"),
+        ("pid 17", "pid 18"),
+        ("The sum is 1000000007", "The sum is 2000000011"),
+        ("main.c:12:05: error", "main.c:44:31: error"),
+        ("inserted row id: 3", "inserted row id: 4"),
+        ("d41d8cd98f00b204e9800998ecf8427e  out.bin", "0cc175b9c0f1b6a831c399e269772661  out.bin"),
+        ("next full moon: 2024-01-25", "next full moon: 2031-09-30"),
+        ("Due on Monday", "Due on Friday"),
+        ("timed out after 5 s", "timed out after 900 s"),
+        ("PASSED: 17:03", "PASSED: 1:59"),
+        ("took 7 ms, wrote tmpk3x9qz", "took 9 ms, wrote tmpabc123"),
+        ("00:16:35:12:34:56 eth0", "00:16:36:12:34:56 eth0"),
+        ('took 7 ms"b', "took 9 ms\nb"),
+    ],
 )
 async def test_what_tools_found_otherwise_is_a_divergence(set_scene: SetScene, before: str, now: str) -> None:
     first = await set_scene([CALL, "Done."])
@@ -226,7 +342,93 @@ async def test_what_tools_found_otherwise_is_a_divergence(set_scene: SetScene, b
     (divergence,) = report.divergences
     assert (divergence.call, divergence.taken) == (1, OnDivergence.LIVE)
     assert f"-{before}" in divergence.difference
-    assert f"+{now}" in divergence.difference
+    assert f"+{now.splitlines()[0]}" in divergence.difference
+
+
+async def test_what_the_policy_is_shown_next_holds_the_names_of_its_own_sandbox(set_scene: SetScene) -> None:
+    first = await set_scene([CALL, CALL, "Done."])
+    await conversation(first, ["made tmpk3x9qz", "b.txt"])
+    scene = await set_scene([CALL, LIVE], playback=playback(await first.tree(), calls=2))
+    await conversation(scene, ["made tmpabc123", "b.txt"])
+    shown = [scene.engine.tokenizer.decode(list(it.prompt_ids)) for it in scene.engine.requests]
+    assert all("tmpabc123" in text and "tmpk3x9qz" not in text for text in shown)
+
+
+async def test_equal_messages_with_other_tokens_are_a_divergence(set_scene: SetScene) -> None:
+    tree = await recorded(set_scene)
+    other = TokenTree(
+        tuple(replace(it, prompt_ids=(it.prompt_ids + 7).astype(np.int32)) for it in tree.completions),
+        tree.links,
+    )
+    scene = await set_scene([LIVE], playback=playback(other, calls=2))
+    assert (await ask(scene, [QUESTION]))["content"] == LIVE
+    (divergence,) = report_of(scene).divergences
+    assert divergence.difference == "The messages are the recorded ones, and make another prompt."
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"max_tokens": 1}, '+{"temperature":null'),
+        ({"stop": ["x"]}, '"stop":["x"]'),
+        ({"response_format": {"type": "json_object"}}, "-null"),
+    ],
+)
+async def test_the_same_question_under_other_limits_is_another(
+    set_scene: SetScene, fields: Json, told: str
+) -> None:
+    first = await set_scene(["One."])
+    await ask(first, [QUESTION])
+    scene = await set_scene([LIVE], playback=playback(await first.tree()))
+    await ask(scene, [QUESTION], **fields)
+    (divergence,) = report_of(scene).divergences
+    assert told in divergence.difference
+
+
+async def test_a_probe_and_its_question_keep_their_own_answers_in_any_order(set_scene: SetScene) -> None:
+    answer = "A full answer to the question."
+    first = await set_scene([answer, answer])
+    probe = await ask(first, [QUESTION], max_tokens=1)
+    await ask(first, [QUESTION])
+    scene = await set_scene([], playback=playback(await first.tree(), samples_on=False))
+    assert (await ask(scene, [QUESTION]))["content"] == answer
+    assert await ask(scene, [QUESTION], max_tokens=1) == probe
+
+
+async def test_new_conversations_after_the_branch_point_are_no_divergences(set_scene: SetScene) -> None:
+    side: Json = {"role": "user", "content": "Title?"}
+    first = await set_scene(["Title.", CALL, "Done."])
+    await ask(first, [side])
+    await conversation(first, turns=2)
+    scene = await set_scene([LIVE] * 3, playback=playback(await first.tree(), calls=2))
+    await conversation(scene, ["other.txt"], turns=2)
+    await ask(scene, [{"role": "user", "content": "Look around for me."}])
+    report = report_of(scene)
+    assert (report.divergence_count, report.unused_calls) == (0, 1)
+    assert (await ask(scene, [side]))["content"] == "Title."
+
+
+async def test_hostile_results_do_not_hold_up_other_sessions(set_scene: SetScene) -> None:
+    """Texts whose lines are shuffled, whose durations all differ, and that are one line."""
+    chance = random.Random(1)
+    letters = [chr(0x100 + place) for place in range(150)]
+    texts = [
+        ["\n".join(chance.choices(letters, k=32_000)) for _ in range(2)],
+        ["\n".join(f"step {n} took {n + more} ms" for n in range(60_000)) for more in (0, 1)],
+        ["took 1 ms " * 120_000 + end for end in "ab"],
+    ]
+    for before, now in texts:
+        asked = [{"role": "user", "content": text} for text in (before, now)]
+        first = await set_scene(["One."], max_context=2_000_000)
+        await ask(first, asked[:1])
+        longest = []
+        for begun in (None, playback(await first.tree())):
+            scene = await set_scene([LIVE], max_context=2_000_000, playback=begun)
+            async with longest_gap() as gap:
+                await ask(scene, asked[1:])
+            longest.append(gap())
+        assert report_of(scene).divergence_count == 1
+        assert longest[1] < longest[0] + 0.4, "as long as without a recording"
 
 
 async def test_a_request_that_lacks_a_recorded_message_is_a_divergence(set_scene: SetScene) -> None:
