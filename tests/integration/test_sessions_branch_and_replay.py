@@ -2,20 +2,54 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from polar.app.verification import verify
+from polar.engines.base import GenerateRequest
 from polar.models.completion import REPLAYED
-from polar.models.session import AgentEnd, SessionResult, SessionStatus
+from polar.models.session import AgentEnd, FailureReason, SessionResult, SessionStatus
 from polar.models.task import TaskStatus
 from polar.recordings.recording import Recording, decode
 from polar.trajectory.accounting import Exclusion
 from polar.trajectory.materialise import materialise
+from tests.fakes.scripted_engine import Answer, Script
 from tests.systems import TALK, System, shell_task, system
 
 SCRIPT = ["First.", "Second.", "Third.", "Fourth.", "Fifth."]
+
+
+NAMES = f"""{sys.executable} - <<'PY'
+import json, os, tempfile, urllib.request
+name = os.path.basename(tempfile.mkdtemp(dir="."))
+messages = [{{"role": "user", "content": os.environ["POLAR_INSTRUCTION"]}}]
+for told in (f"made {{name}}", "Go on.", None):
+    request = urllib.request.Request(
+        os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+        json.dumps({{"model": os.environ["POLAR_MODEL"], "messages": messages}}).encode(),
+        {{"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}},
+    )
+    said = json.load(urllib.request.urlopen(request))["choices"][0]["message"]
+    messages += [said, {{"role": "user", "content": told}}]
+open("answer.txt", "w").write(name if name in said["content"] else "")
+PY
+"""
+"""A shell agent with a directory of its own, whose name it tells after its first turn."""
+
+
+def repeating(running: System) -> Script:
+    """A policy that says the name that it was shown."""
+
+    def answer(request: GenerateRequest) -> str:
+        text = running.engine.tokenizer.decode(list(request.prompt_ids))
+        return " ".join(re.findall(r"made (tmp\w+)", text)[-1:]) or "Start."
+
+    return answer
 
 
 async def recording(running: System, result: SessionResult) -> Recording:
@@ -95,3 +129,44 @@ async def test_a_divergence_is_told_with_what_differs(tmp_path: Path) -> None:
     (divergence,) = again.replay.divergences
     assert divergence.call == 1
     assert "--- recorded" in divergence.difference
+
+
+async def test_a_branch_is_shown_the_names_of_its_own_sandbox(tmp_path: Path) -> None:
+    async with system(tmp_path, []) as running, running.node():
+        running.engine.script.append(repeating(running))
+        client = running.client
+        await client.submit(shell_task("names", NAMES))
+        await client.wait(["names"], timeout=60)
+        await client.branch("names.0", calls=2)
+        sample, branch = await client.wait(["names"], timeout=60)
+    assert sample.reward == branch.reward == 1.0
+    assert branch.replay is not None
+    assert (branch.replay.calls, branch.replay.divergence_count) == (1, 1)
+
+
+async def test_a_resumed_session_is_shown_the_names_of_its_own_sandbox(tmp_path: Path) -> None:
+    async with system(tmp_path, []) as running:
+        repeat = repeating(running)
+        running.engine.script += [repeat, repeat, Answer("Never.", gate=asyncio.Event()), repeat]
+        await running.client.submit(shell_task("names", NAMES))
+        async with running.node(name="first"):
+            await running.engine.waiting.wait()
+        async with running.node(name="second"):
+            (result,) = await running.client.wait(["names"], timeout=60)
+    assert result.reward == 1.0
+    assert result.stats.sampled_tokens == result.stats.trainable_tokens
+
+
+async def test_a_recording_of_another_model_is_refused(tmp_path: Path) -> None:
+    async with system(tmp_path, SCRIPT) as running:
+        client = running.client
+        await client.submit(shell_task("talk", TALK))
+        async with running.node():
+            await client.wait(["talk"], timeout=60)
+        running.engine.info = replace(running.engine.info, name="another")
+        async with running.node():
+            await client.branch("talk.0", calls=1)
+            _, branch = await client.wait(["talk"], timeout=60)
+    assert (branch.status, branch.failure, branch.attempt) == (SessionStatus.FAILED, FailureReason.TASK, 1)
+    assert "is of scripted" in (branch.error or "")
+    assert "serves another" in (branch.error or "")

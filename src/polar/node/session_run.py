@@ -167,7 +167,13 @@ class SessionRun:
             recorded = await asyncio.to_thread(decode, data)
         except (NotFound, DamagedRecording) as error:
             raise PolarError(f"the recording of {origin.session_id} cannot be read: {error}") from error
-        is_whole = recorded.result.agent_end is AgentEnd.EXITED
+        theirs, ours = recorded.result, self.services.model
+        if (theirs.model, theirs.renderer) != (ours.name, ours.renderer):
+            raise PolarError(
+                f"the recording of {origin.session_id} is of {theirs.model} (renderer: {theirs.renderer}); "
+                f"this node serves {ours.name} (renderer: {ours.renderer})"
+            )
+        is_whole = theirs.agent_end is AgentEnd.EXITED
         return Playback(recorded.tree, origin, self.lease.session_id, is_whole=is_whole)
 
     async def _earlier_attempts(self, origin: Origin) -> Playback | None:
