@@ -13,7 +13,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from polar.models.completion import REPLAYED
+from polar.models.completion import REPLAYED, Completion
+from polar.recordings.tree import Continuation, TokenTree
 from polar.trajectory.learnable import Advantage, EndedSession, differ
 
 Holders = frozenset[int]
@@ -152,17 +153,37 @@ def _nested(placed: Holders, by_id: Mapping[str, Holders]) -> list[Holders]:
 def group_tree(sessions: Sequence[EndedSession]) -> GroupTree:
     """The tree of these sessions of a group.
 
-    A completion is shared where a session says that it was given it again. A branch without its recording has
+    A completion is shared where a session says that it was given it again, unless what it sampled itself goes
+    on from it after other tokens. A branch without its recording has
     no place: nobody knows where it parted. Any other session without one is a sample of its own.
     """
-    recorded = [[] if one.recording is None else one.recording.completions for one in sessions]
-    replayed = {it.id for completions in recorded for it in completions if REPLAYED in it.extra}
+    recorded = [TokenTree() if one.recording is None else one.recording.tree for one in sessions]
+    replayed = {it.id for tree in recorded for it in tree.completions if REPLAYED in it.extra}
     return GroupTree(
         [
             None
             if one.recording is None and one.is_branch
             # The answer to another request has an id, but no context, in common with others.
-            else {it.id for it in completions if it.id in replayed and it.untrainable is None}
-            for one, completions in zip(sessions, recorded, strict=True)
+            else {it.id for it in _went_on_from(tree) if it.id in replayed and it.untrainable is None}
+            for one, tree in zip(sessions, recorded, strict=True)
         ]
     )
+
+
+def _went_on_from(tree: TokenTree) -> list[Completion]:
+    """The session's completions without those that it was given again, and whose conversation it went on with
+    after other tokens."""
+    places = {it.id: place for place, it in enumerate(tree.completions)}
+    follows = [places.get(it.follows or "") for it in tree.completions]
+    followed, stands_after = set[int](), set[int]()
+    for place, link in enumerate(tree.links):
+        if REPLAYED not in tree.completions[place].extra:
+            context = link.continues
+            if link.kind is Continuation.REWRITTEN:
+                context = link.after if link.past_answer or link.after is None else follows[link.after]
+            for found, at in ((followed, follows[place]), (stands_after, context)):
+                while at is not None and at not in found:
+                    found.add(at)
+                    at = follows[at]
+    apart = {place for place in followed - stands_after if REPLAYED in tree.completions[place].extra}
+    return [it for place, it in enumerate(tree.completions) if place not in apart]

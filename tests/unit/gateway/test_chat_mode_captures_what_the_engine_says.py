@@ -378,6 +378,27 @@ async def test_recorded_answers_are_given_again(set_scene: SetScene, kind: str) 
     assert said[2]["content"] == "Took 0.5 s."
 
 
+async def test_a_branch_is_sampled_after_the_recorded_words(set_scene: SetScene) -> None:
+    async def talk(scene: Scene, told: str) -> None:
+        messages = [user("Hi")]
+        for content in (f"Took {told}.", "Go on."):
+            messages += [(await scene.said(messages))["choices"][0]["message"], user(content)]
+        await scene.said(messages)
+
+    first = await set_scene(Said("One."), Said("Two."), Said("Three."))
+    await talk(first, "0.5 s")
+    await first.gateway.close_session("s1")
+    tree = parse_capture(first.grant.capture.read_bytes())
+    playback = Playback(tree, Origin(session_id="parent", calls=2), "branch")
+    branch = await set_scene(Said("Other."), playback=playback)
+    await talk(branch, "0.7 s")
+    assert playback.report.is_faithful
+    given = await branch.captured()
+    assert given[2].response.content == "Other."
+    assert given[2].prompt_ids.tolist() == tree.completions[2].prompt_ids.tolist()
+    assert given[2].parent == tree.completions[1].id
+
+
 async def test_requests_that_differ_in_a_name_get_their_own_answers_in_any_order(
     set_scene: SetScene,
 ) -> None:

@@ -177,6 +177,16 @@ def test_the_answer_to_another_request_joins_nobody() -> None:
     assert by_token(found)[30] == pytest.approx(0.0 - 2 / 3)
 
 
+def test_what_goes_on_after_other_tokens_shares_no_beginning() -> None:
+    """The branch repeats the first call, and its engine rendered the conversation in another way."""
+    again, new = BRANCH
+    for start, shared in (((1, 2, 3), 0.25), ((9, 2, 3), 2 / 3)):
+        prompt = np.array([*start, *new.prompt_ids[3:]], np.int32)
+        apart = (again, replace(new, parent=None, follows=again.id, prompt_ids=prompt))
+        found = made(sessions((FIRST, SECOND, apart), (1.0, 0.0, 0.0)), TURN)
+        assert by_token(found)[10] == pytest.approx(shared)
+
+
 def beside(name: str, answers: Sequence[Sequence[int]]) -> tuple[Completion, ...]:
     """A sub-agent's conversation."""
     return turns((4, 5, 6), answers, name=name)
