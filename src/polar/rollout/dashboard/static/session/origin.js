@@ -25,6 +25,10 @@ export function origin({ session, group }) {
     replay?.origin === session.id &&
       h("p", null, `Attempt ${session.attempt} went on from what an earlier one had recorded.`),
     facts([...(replay ? told(replay) : []), ...partings(branches)]),
+    replay?.variations?.length > 0 &&
+      folded("Lines that varied", () => [
+        h("pre", { class: "diff", tabindex: 0 }, replay.variations.join("\n")),
+      ]),
     replay?.divergences.map(divergence),
   );
 }
