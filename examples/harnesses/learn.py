@@ -27,7 +27,7 @@ import yaml
 TRAIN, HELD_OUT = "train", "held_out"
 RANK = 16
 """The adapter's rank, small enough to copy from a machine that is rented by the minute."""
-ARMS = ("pilot", "before", "taught", "rejection", "grpo", "shuffled", "per_request")
+ARMS = ("pilot", "before", "taught", "rejection", "grpo", "shuffled", "per_request", "branched")
 PUBLISHED, TAUGHT, FIRST_ROUND = "published", "taught", "rejection-1"
 """What a GRPO run may start with: the published weights, demonstrations, or by default the first round's."""
 EPOCHS, ROWS = 4, 8
@@ -118,7 +118,12 @@ class Experiment:
         """Train like `grpo` with one trace per model call: equally good, but more expensive."""
         self.reinforce_from_start("per-request", builder="per_request")
 
-    def reinforce_from_start(self, arm: str, **changes: str) -> None:
+    def branched(self) -> None:
+        """Train like `grpo`, with half the samples and two branches of each where it was least certain."""
+        branching = {"at": {"name": "entropy", "options": {"count": 1}}, "samples": 2}
+        self.reinforce_from_start("branched", samples=4, advantage="tree", branching=branching)
+
+    def reinforce_from_start(self, arm: str, **changes: Any) -> None:
         place = self.directory(arm if self.start == FIRST_ROUND else f"{arm}-from-{self.start}")
         start = self.start_weights()
         # A time-limited run would continue, but its final weights are being measured.
@@ -156,14 +161,26 @@ class Experiment:
         return _weights(place / "sft")
 
     def reinforce(
-        self, place: Path, start: Path | None, *, rewards: str = "own", builder: str = "prefix_merging"
+        self,
+        place: Path,
+        start: Path | None,
+        *,
+        rewards: str = "own",
+        advantage: str = "group",
+        samples: int = 8,
+        **tasks: Any,
     ) -> None:
         settings = self.training(place / "run", start, lr=2e-4) | {
             "groups": 16,
-            "objective": {"level": "token", "max_staleness": 2, "rewards": rewards},
+            "objective": {
+                "level": "token",
+                "max_staleness": 2,
+                "rewards": rewards,
+                "advantage": advantage,
+            },
             "rollouts": {
-                "tasks": [str(path.absolute()) for path in self.tasks_to_learn(builder)],
-                "samples": 8,
+                "tasks": [str(path.absolute()) for path in self.tasks_to_learn(**tasks)],
+                "samples": samples,
                 "concurrency": self.concurrency // self.nodes,
                 "config": str(self.system().absolute()),
             },
@@ -185,14 +202,16 @@ class Experiment:
             "checkpoint": {"every": 5, "keep": 2},
         }
 
-    def tasks_to_learn(self, builder: str = "prefix_merging") -> list[Path]:
+    def tasks_to_learn(self, **defaults: Any) -> list[Path]:
         """Write a task file per harness, with distinct ids if there are several."""
         written = []
+        kind = "-branched" if "branching" in defaults else ""
+        builder = defaults.setdefault("builder", "prefix_merging")
         for harness in self.harnesses:
-            document = self.taskset(TRAIN, harness=harness, builder=builder)
+            document = self.taskset(TRAIN, harness=harness, **defaults)
             if len(self.harnesses) > 1:
                 document["template"] = document.get("template", {}) | {"id": f"{{{{ task.id }}}}-{harness}"}
-            written.append(_write_yaml(self.root / f"{TRAIN}-{harness}-{builder}.yaml", document))
+            written.append(_write_yaml(self.root / f"{TRAIN}-{harness}-{builder}{kind}.yaml", document))
         return written
 
     def taskset(self, split: str, **defaults: Any) -> dict[str, Any]:

@@ -71,6 +71,7 @@ def make_checkpoint(directory: Path, run: str, step: int = 1) -> Path:
         ("grpo", "grpo", "own", "prefix_merging"),
         ("shuffled", "shuffled", "shuffled", "prefix_merging"),
         ("per_request", "per-request", "own", "per_request"),
+        ("branched", "branched", "own", "prefix_merging"),
     ],
 )
 def test_each_arm_of_grpo_differs_in_what_its_name_says(
@@ -103,6 +104,8 @@ def test_each_arm_of_grpo_differs_in_what_its_name_says(
     tasks = read_tasks(*run.rollouts.tasks).tasks
     held_out = read_tasks(Path(options[options.index("-t") + 1])).tasks
     assert {task.builder.name for task in tasks} == {builder}
+    assert {task.branching is not None for task in tasks} == {arm == "branched"}
+    assert (run.objective.advantage == "tree") == (arm == "branched")
     assert {task.sampling.temperature for task in (*tasks, *held_out)} == {run.objective.temperature}
     assert not {task.id for task in tasks} & {task.id for task in held_out}
     assert run.rollouts.config is not None
