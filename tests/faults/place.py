@@ -126,7 +126,6 @@ def _server(directory: Path, number: int, to_database: Link | None) -> Part:
             "port": 0,
             "token": TOKEN,
             "lease_seconds": LEASE_SECONDS,
-            "max_attempts": 100,
             "retry_seconds": 0.1,
             "database_url": url,
             "blobs_url": f"file://{directory}/blobs" if url else None,

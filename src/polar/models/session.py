@@ -126,6 +126,11 @@ class Fault(Frozen):
     """What is not sound about it."""
 
 
+UNRECORDED = "unrecorded"
+"""In `TrajectoryStats.excluded`: of a session that the server itself ended, what its nodes had sampled by their
+last heartbeat. No recording was delivered."""
+
+
 class TrajectoryStats(Frozen):
     """Where every sampled token went: sampled_tokens = trainable_tokens + sum(excluded.values())."""
 

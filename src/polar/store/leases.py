@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, bindparam, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, bindparam, case, exists, select, update
 
 from polar.errors import Conflict, NotFound
 from polar.models.session import (
@@ -32,7 +32,7 @@ from polar.store.database import BATCH, Repository, batches, reads, writes
 from polar.store.feeds import event, record
 from polar.store.nodes import is_drained, report_trouble
 from polar.store.sessions import LEASED, cancel_rows, end, ended_by_server, origin_of
-from polar.store.tables import IS_QUEUED, sessions, tasks
+from polar.store.tables import IS_QUEUED, captures, sessions, tasks
 
 _STAGES = tuple(SessionStatus)
 """In the order in which a session enters them."""
@@ -137,6 +137,7 @@ class LeaseStore(Repository):
     async def expire(self, *, max_attempts: int, longest: float | None = None) -> Expired:
         """Run again what silent nodes held, or end it where it was tried often enough or cancelled.
 
+        An attempt that added to the session's capture came to something, and is not counted.
         With `longest`, the seconds that a lease lasts, one that was given before the clock was set back
         ends no later than one given now.
         """
@@ -161,11 +162,14 @@ class LeaseStore(Repository):
         now = self._database.now()
         overdue = select(sessions).where(sessions.c.lease_expires_at <= now).limit(BATCH)
         rows = connection.execute(overdue.with_for_update(skip_locked=True, key_share=True)).all()
-        results = [(row, _result_of_silent(row, max_attempts)) for row in rows]
+        grown = _grown(connection, rows)
+        results = [(row, _result_of_silent(row, row.id in grown, max_attempts)) for row in rows]
         ended = [(row, result) for row, result in results if result is not None]
         requeued = [row for row, result in results if result is None]
         end(connection, ended, now)
-        requeue(connection, requeued, now, "its node fell silent")
+        for has_grown in (False, True):
+            some = [row for row in requeued if (row.id in grown) is has_grown]
+            requeue(connection, some, now, "its node fell silent", attempts_given_back=int(has_grown))
         return Expired(requeued=len(requeued), ended=len(ended))
 
 
@@ -230,7 +234,8 @@ def requeue(
             node=None,
             lease_expires_at=None,
             not_before=now + pause if pause else None,
-            progress=Progress().model_dump_json(),
+            # Its next attempt continues with what is kept.
+            progress=case((sessions.c.has_capture, sessions.c.progress), else_=Progress().model_dump_json()),
             updated_at=now,
         )
     )
@@ -324,7 +329,7 @@ def _renew(
         if row.cancel_requested:
             cancel.add(row.id)
         status = _furthest(SessionStatus(row.status), beat.status)
-        progress = beat.progress.model_dump_json()
+        progress = _furthest_progress(row, beat.progress).model_dump_json()
         if (row.status, row.progress) == (status, progress):
             unchanged.append(row.seq)
         else:
@@ -352,11 +357,25 @@ def _furthest(stored: SessionStatus, reported: SessionStatus) -> SessionStatus:
     return max(stored, reported, key=_STAGES.index) if reported in LEASED else stored
 
 
-def _result_of_silent(row: Row[Any], max_attempts: int) -> SessionResult | None:
+def _furthest_progress(row: Row[Any], reported: Progress) -> Progress:
+    """How far a held session is: while an attempt catches up, as far as those before it came."""
+    stored = Progress.model_validate_json(row.progress)
+    is_behind = row.has_capture and stored.sampled_tokens > reported.sampled_tokens
+    return stored if is_behind else reported
+
+
+def _grown(connection: Connection, rows: Sequence[Row[Any]]) -> set[str]:
+    """Those of these sessions of which something was captured under their last lease."""
+    last = (captures.c.session_id == sessions.c.id) & (captures.c.fencing_token == sessions.c.fencing_token)
+    seqs = [row.seq for row in rows if row.has_capture]
+    return set(connection.scalars(select(sessions.c.id).where(sessions.c.seq.in_(seqs), exists().where(last))))
+
+
+def _result_of_silent(row: Row[Any], has_grown: bool, max_attempts: int) -> SessionResult | None:
     """How a session whose node fell silent ends, or None if it is to run again."""
     if row.cancel_requested:
         return ended_by_server(row, SessionStatus.CANCELLED, f"cancelled; node {row.node!r} fell silent")
-    if row.attempt < max_attempts:
+    if has_grown or row.attempt < max_attempts:
         return None
     return ended_by_server(
         row,

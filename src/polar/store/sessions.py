@@ -22,7 +22,15 @@ from sqlalchemy import (
 
 from polar.errors import InvalidInput, NotFound
 from polar.models.component import view
-from polar.models.session import FailureReason, Origin, Progress, SessionResult, SessionStatus
+from polar.models.session import (
+    UNRECORDED,
+    FailureReason,
+    Origin,
+    Progress,
+    SessionResult,
+    SessionStatus,
+    TrajectoryStats,
+)
 from polar.models.views import SessionPage, SessionView
 from polar.store.database import Repository, reads, writes
 from polar.store.feeds import Feed, announce, event, record
@@ -151,7 +159,9 @@ def _credited(result: SessionResult) -> float | None:
 
 
 def ended_by_server(row: Row[Any], status: SessionStatus, error: str) -> SessionResult:
-    """The result of a session that no node will deliver one for."""
+    """The result of a session that no node will deliver one for; what it sampled is in no recording."""
+    progress = Progress.model_validate_json(row.progress)
+    lost = {UNRECORDED: progress.sampled_tokens} if progress.sampled_tokens else {}
     return SessionResult(
         session_id=row.id,
         task_id=row.task_id,
@@ -160,6 +170,9 @@ def ended_by_server(row: Row[Any], status: SessionStatus, error: str) -> Session
         status=status,
         error=error,
         failure=FailureReason.INFRASTRUCTURE if status is SessionStatus.FAILED else None,
+        stats=TrajectoryStats(
+            completions=progress.completions, sampled_tokens=progress.sampled_tokens, excluded=lost
+        ),
     )
 
 

@@ -6,8 +6,9 @@ import pytest
 from sqlalchemy import Connection, func, select
 
 from polar.models.delivery import CaptureGrowth
-from polar.models.session import FailureReason, Lease, Origin, SessionStatus, TrajectoryStats
+from polar.models.session import FailureReason, Lease, Origin, Progress, SessionStatus, TrajectoryStats
 from polar.models.task import OnDivergence
+from polar.models.views import SessionBeat
 from polar.store.delivery import Retries
 from polar.store.store import Store
 from polar.store.tables import captures
@@ -100,10 +101,10 @@ async def test_the_lease_after_a_lost_or_a_returned_one_goes_on_from_the_capture
     await store.leases.expire(max_attempts=3)
     (second,) = await claim(store)
     own = Origin(session_id="task.0", samples_on=True, on_divergence=OnDivergence.LIVE, depth=0)
-    assert (second.origin, second.attempt) == (own, 2)
+    assert (second.origin, second.attempt) == (own, 1)
     await store.leases.release(second.session_id, second.key)
     (third,) = await claim(store)
-    assert (third.origin, third.attempt) == (own, 2)
+    assert (third.origin, third.attempt) == (own, 1)
     told = [event.detail for event in await store.events.of("task.0") if event.status is SessionStatus.INIT]
     assert told == [None, *["continues from what earlier attempts captured"] * 2]
 
@@ -174,11 +175,50 @@ async def test_what_was_captured_goes_with_the_result(store: Store, status: Sess
     assert await rows(store) == 1
 
 
-async def test_what_was_captured_goes_with_a_session_that_is_given_up(store: Store, clock: Clock) -> None:
-    await append(store, grown(await begun(store), 0, b"captured"))
+async def test_what_was_captured_goes_with_a_session_that_is_given_up_and_its_tokens_are_counted(
+    store: Store, clock: Clock
+) -> None:
+    lease = await begun(store)
+    await append(store, grown(lease, 0, b"captured"))
+    beat = SessionBeat(
+        session_id=lease.session_id,
+        key=lease.key,
+        status=SessionStatus.RUNNING,
+        progress=Progress(completions=2, sampled_tokens=30),
+    )
+    await store.leases.heartbeat("node", [beat], seconds=10)
+    clock.now += 11
+    await store.leases.expire(max_attempts=1)
+    (lease,) = await claim(store)
+    behind = beat.model_copy(update={"key": lease.key, "progress": Progress(completions=1, sampled_tokens=9)})
+    await store.leases.heartbeat("node", [behind], seconds=10)
     clock.now += 11
     await store.leases.expire(max_attempts=1)
     assert await rows(store) == 0
+    result = (await store.sessions.get("task.0")).result
+    assert result is not None
+    stats = result.stats
+    assert (result.status, result.has_recording) == (SessionStatus.FAILED, False)
+    assert (stats.completions, stats.sampled_tokens, stats.excluded) == (2, 30, {"unrecorded": 30})
+
+
+async def test_an_attempt_that_captured_something_is_no_failed_one(store: Store, clock: Clock) -> None:
+    """However often nodes die: only those that die before anything new is stored are counted."""
+    await store.tasks.submit(idle_task("task"))
+    for attempt in range(5):
+        (lease,) = await claim(store)
+        assert lease.attempt == 1
+        assert await append(store, grown(lease, 0, b"answers %d, " % attempt)) == [11]
+        clock.now += 11
+        assert (await store.leases.expire(max_attempts=3)).requeued == 1
+    for attempt in range(1, 4):
+        (lease,) = await claim(store)
+        assert lease.attempt == attempt
+        clock.now += 11
+        assert (await store.leases.expire(max_attempts=3)).ended == (attempt == 3)
+    result = (await store.sessions.get("task.0")).result
+    assert result is not None
+    assert (result.status, result.attempt) == (SessionStatus.FAILED, 3)
 
 
 @pytest.mark.parametrize("is_whole_task", [False, True])

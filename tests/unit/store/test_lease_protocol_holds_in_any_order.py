@@ -317,6 +317,8 @@ class LeaseProtocol(RuleBasedStateMachine):
             known.holder = None
             if known.cancel_requested:
                 self.expect_end(id, SessionStatus.CANCELLED)
+            elif known.sent:
+                known.attempts -= 1
             elif known.attempts >= MAX_ATTEMPTS:
                 self.expect_end(id, SessionStatus.FAILED)
 
