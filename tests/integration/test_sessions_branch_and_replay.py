@@ -154,7 +154,8 @@ async def test_a_resumed_session_is_shown_the_names_of_its_own_sandbox(tmp_path:
         async with running.node(name="second"):
             (result,) = await running.client.wait(["names"], timeout=60)
     assert result.reward == 1.0
-    assert result.stats.sampled_tokens == result.stats.trainable_tokens
+    superseded = result.stats.excluded["superseded_by_resume"]
+    assert result.stats.sampled_tokens == result.stats.trainable_tokens + superseded
 
 
 async def test_a_recording_of_another_model_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 from sqlalchemy import update
 
 from polar.models.completion import REPLAYED, RESUMED
-from polar.models.session import SessionResult, SessionStatus
+from polar.models.session import AgentEnd, SessionResult, SessionStatus
+from polar.models.task import OnDivergence
 from polar.recordings import recording
 from polar.store.store import Store
 from polar.store.tables import captures
@@ -177,3 +178,84 @@ async def test_a_branch_continues_with_what_it_began_with_and_what_it_sampled(tm
         assert result.replay is not None
         assert (result.replay.origin, result.replay.calls) == ("tree.1", 3)
         assert len(running.engine.requests) == 7
+
+
+def changing(turn: int, file: Path) -> str:
+    """The agent of four turns, which says after one of them what is in a file."""
+    said = f'(open("{file}").read() if turn == {turn} else f"And then, {{turn}}?")'
+    return TURNS.replace('f"And then, {turn}?"', said)
+
+
+async def test_a_replay_that_left_its_recording_says_so_from_any_node(tmp_path: Path) -> None:
+    script: list[Script] = ["One.", "Two.", "Three.", "Four."]
+    script += ["Other three.", Answer("Never.", gate=asyncio.Event()), "Other four."]
+    file = tmp_path / "said"
+    file.write_text("alpha")
+    async with system(tmp_path / "data", script) as running:
+        await running.client.submit(shell_task("tree", changing(1, file)))
+        async with running.node(name="first"):
+            await running.client.wait(["tree"], timeout=120)
+            file.write_text("beta")
+            view = await running.client.replay("tree.0", on_divergence=OnDivergence.LIVE)
+            await running.engine.waiting.wait()
+        async with running.node(name="second"):
+            (result,) = await running.client.wait([view.task_id], timeout=120)
+        recorded = recording.decode(await running.client.recording(view.id))
+    assert [it.response.content for it in recorded.completions] == [
+        "One.",
+        "Two.",
+        "Other three.",
+        "Other four.",
+    ]
+    report = result.replay
+    assert report is not None
+    assert (report.calls, report.divergence_count, report.unused_calls) == (3, 1, 2)
+    assert [(one.call, "+beta" in one.difference) for one in report.divergences] == [(2, True)]
+    assert not report.is_faithful
+
+
+async def test_a_branch_that_is_to_stop_where_it_leaves_its_recording_does_so_on_any_node(
+    tmp_path: Path,
+) -> None:
+    script: list[Script] = ["One.", "Two.", "Three.", "Four."]
+    script += ["Other three.", Answer("Never.", gate=asyncio.Event())]
+    file = tmp_path / "said"
+    file.write_text("alpha")
+    async with system(tmp_path / "data", script) as running:
+        await running.client.submit(shell_task("tree", changing(0, file)))
+        async with running.node(name="first"):
+            await running.client.wait(["tree"], timeout=120)
+            await running.client.branch("tree.0", 2, on_divergence=OnDivergence.STOP)
+            await running.engine.waiting.wait()
+        file.write_text("beta")
+        async with running.node(name="second"):
+            _, result = await running.client.wait(["tree"], timeout=120)
+    assert result.agent_end is AgentEnd.REPLAYED
+    three = result.stats.excluded["superseded_by_resume"]
+    assert result.stats.sampled_tokens == three + result.stats.excluded["replayed"]
+    assert three > 0
+
+
+async def test_answers_that_a_later_attempt_does_not_ask_for_are_counted_and_not_trained(
+    tmp_path: Path,
+) -> None:
+    script: list[Script] = ["One.", "Two.", "Three.", Answer("Never.", gate=asyncio.Event())]
+    script += ["New two.", "New three.", "New four."]
+    file = tmp_path / "said"
+    file.write_text("alpha")
+    async with system(tmp_path / "data", script) as running:
+        await running.client.submit(shell_task("turned", changing(0, file)))
+        async with running.node(name="first"):
+            await running.engine.waiting.wait()
+        file.write_text("beta")
+        async with running.node(name="second"):
+            (result,) = await running.client.wait(["turned"], timeout=120)
+        recorded = recording.decode(await running.client.recording("turned.0"))
+    trained = ["One.", "New two.", "New three.", "New four."]
+    assert [it.response.content for it in recorded.completions] == [*trained, "Two.", "Three."]
+    superseded = sum(it.sampled_tokens for it in recorded.completions[4:])
+    assert result.stats.excluded == {"superseded_by_resume": superseded}
+    assert result.stats.traces == 1
+    assert result.stats.trainable_tokens == sum(it.sampled_tokens for it in recorded.completions[:4])
+    assert result.replay is not None
+    assert (result.replay.divergence_count, result.replay.unused_calls) == (1, 2)

@@ -88,8 +88,8 @@ class ServerSettings(Frozen):
     lease_seconds: float = Field(default=30.0, gt=0, le=3600)
     """Seconds after its last heartbeat until a node loses its sessions."""
     max_attempts: int = Field(default=3, ge=1, le=100)
-    """Maximum number of times a session is started when nodes fall silent or infrastructure fails. Attempts that
-    captured something for the next one to continue with are not counted."""
+    """Maximum number of times a session is started when nodes fall silent or infrastructure fails. Attempts
+    that captured something for the next one to continue with are not counted."""
     retry_seconds: float = Field(default=5.0, ge=0, le=300)
     """Seconds before a session is retried after its first infrastructure failure; the wait doubles with each
     further failure, up to five minutes."""

@@ -61,6 +61,7 @@ class ModelCall:
         self._extension: Extension
         self._generation: AnswerGeneration
         self._replayed: Completion | None = None
+        self._divergence: dict[str, str] = {}
         self._said: tuple[Message, ...] = ()
         """The request's new messages as the client sent them, where recorded ones may stand for them."""
         self._tokens = SampledTokens()
@@ -121,6 +122,7 @@ class ModelCall:
         except ReplayEnded as ended:
             raise self.session.end_replay(ended) from None
         if self._replayed is None:
+            self._divergence = playback.note(self._ordinal)
             return False
         self.id = self._replayed.id
         return True
@@ -240,6 +242,7 @@ class ModelCall:
                 **({STOP_SEQUENCE: self._stop_sequence} if self._stop_sequence else {}),
                 **tokens.counts,
                 **tokens.unrouted(len(prompt.ids), self._generation.routed_from),
+                **self._divergence,
                 **(extra or {}),
             },
             routing=tokens.routing,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice, zip_longest
 from operator import itemgetter
@@ -24,7 +24,17 @@ from polar.errors import PolarError
 from polar.gateway.canonical import variations
 from polar.gateway.conversation import Extension
 from polar.models.chat import ChatRequest, FinishReason, Message
-from polar.models.completion import CHOICE, CONSTRAINT, NO_IDS, REPLAYED, RESUMED, Completion, Ids
+from polar.models.completion import (
+    CHOICE,
+    CONSTRAINT,
+    DIVERGED,
+    NO_IDS,
+    REPLAYED,
+    RESUMED,
+    SUPERSEDED,
+    Completion,
+    Ids,
+)
 from polar.models.session import (
     LONGEST_DIFFERENCE,
     LONGEST_VARIATION,
@@ -41,6 +51,8 @@ if TYPE_CHECKING:
     from polar.gateway.source import AnswerGeneration, Prompt
 
 ANOTHER_REQUEST = "it is the recorded answer to another request"
+_AGAIN = "-again"
+"""Ends the id of an answer that was given for another request."""
 _Begin = Callable[[ChatRequest, Extension], Awaitable["AnswerGeneration"]]
 """Renders a request."""
 _Lines = list[tuple[str, str]]
@@ -70,34 +82,50 @@ class _Asked:
 class Playback:
     """What is left of a recording to be asked for."""
 
-    def __init__(self, tree: TokenTree, origin: Origin, session_id: str, *, is_whole: bool = True) -> None:
-        """`is_whole`: the recorded agent asked for nothing more, and ended by itself."""
+    def __init__(
+        self,
+        tree: TokenTree,
+        origin: Origin,
+        session_id: str,
+        *,
+        is_whole: bool = True,
+        earlier: TokenTree | None = None,
+    ) -> None:
+        """`is_whole`: the recorded agent asked for nothing more, and ended by itself. `earlier`: what earlier
+        attempts at this session captured, whose answers go before those of the recording."""
         self._origin = origin
-        count = len(tree.completions)
-        self._end = count if origin.calls is None else min(origin.calls, count)
-        is_all = self._end == count
-        self._ends_agent = is_whole and is_all and not origin.samples_on
+        attempts = earlier.completions if earlier is not None else ()
+        calls = len(tree.completions) if origin.calls is None else origin.calls
+        shared, beyond = tree.completions[:calls], tree.completions[calls:]
+        self._ends_agent = is_whole and not beyond and not origin.samples_on
         self._why_over = (
-            "the recording ends here" if is_all else f"the first {self._end} model calls were replayed"
+            f"the first {calls} model calls were replayed" if beyond else "the recording ends here"
         )
+        recorded = {it.id for it in tree.completions}
+        again = [it.id for it in attempts if it.id.endswith(_AGAIN) and it.id not in recorded]
+        self._stands_for = {id: id.removesuffix(_AGAIN) for id in again}
+        """Completion of this session that was given for another request → the recorded one."""
+        had = {it.id for it in attempts}.union(self._stands_for.values())
+        answers = [*attempts, *(it for it in shared if it.id not in had)]
+        self._attempts, self._end = len(attempts), len(answers)
+        answers += beyond
         self._is_left = False
         """Whether the model has answered what is not in the recording, and answers from then on."""
-        self._mark = {RESUMED: "yes"} if origin.session_id == session_id else {REPLAYED: origin.session_id}
-        """A completion that was replayed before keeps the session in which it was sampled; whether an earlier
-        attempt at that session sampled it says nothing of this one."""
-        self._unused = {place: it for place, it in enumerate(tree.completions) if _is_answer(it)}
+        self._own = {it.id: it for it in attempts if REPLAYED not in it.extra}
+        """What earlier attempts sampled."""
+        self._unused = {place: it for place, it in enumerate(answers) if _is_answer(it)}
         self._by_prompt: dict[tuple[int, bytes], list[int]] = defaultdict(list)
         self._by_turn: dict[str | None, list[int]] = defaultdict(list)
         for place, completion in self._unused.items():
             self._by_prompt[_ending(completion.prompt_ids)].append(place)
             self._by_turn[completion.follows].append(place)
-        self._recorded = {it.id for it in tree.completions}
-        self._stands_for: dict[str, str] = {}
-        """Completion of this session that was given for another request → the recorded one."""
+        self._recorded = {it.id for it in answers} - self._own.keys()
+        self._noted: dict[int, Divergence] = {}
         self._turn = asyncio.Lock()
         """Requests come one after the other, so that none takes what another has found."""
         unused = sum(place < self._end for place in self._unused)
-        self.report = ReplayReport(origin=origin.session_id, unused_calls=unused)
+        begins_with = session_id if attempts else origin.session_id
+        self.report = ReplayReport(origin=begins_with, unused_calls=unused)
 
     async def answer(
         self,
@@ -117,7 +145,8 @@ class Playback:
         for several answers, the place of this one among them.
         """
         follows = _followed(extension)
-        if follows is not None and follows not in self._recorded and follows not in self._stands_for:
+        is_of_origin = follows is None or follows in self._recorded or follows in self._stands_for
+        if not is_of_origin and next(self._following(follows), None) is None:
             return None  # It continues what was sampled here.
         async with self._turn:
             prompt = generation.prompt(NO_IDS)
@@ -131,11 +160,11 @@ class Playback:
                 del self._unused[place]
                 self._go_on()
                 return None
-            if follows in self._stands_for:
-                return self._given_for_another(place, prompt, follows)
+            if follows in self._stands_for and self._unused[place].follows != follows:
+                return self._given_for_another(place, prompt, follows, call)
             self._note(varied)
             completion = self._take(place)
-            return replace(completion, extra=self._extra_of(completion))
+            return replace(completion, extra=self._extra_of(place, completion))
 
     async def _unrecorded(
         self, asked: _Asked, extension: Extension, prompt: Prompt, call: int
@@ -145,16 +174,19 @@ class Playback:
         if place is None and (not self._ends_agent or self._is_left):
             self._go_on()
             return None
-        difference = None
+        # Where an earlier attempt had left the recording, the model answered.
+        is_own = place is not None and self._unused[place].id in self._own
+        taken, difference = OnDivergence.LIVE if is_own else self._origin.on_divergence, ""
         if len(self.report.divergences) < MOST_DIVERGENCES:
             recorded = self._unused[place] if place is not None else None
             difference = await asyncio.to_thread(_difference, recorded, asked, len(extension.new_messages))
-        self._diverge(call, difference)
-        match self._origin.on_divergence:
+        self._noted[call] = Divergence(call=call, taken=taken, difference=difference)
+        self._diverge(self._noted[call])
+        match taken:
             case OnDivergence.STOP:
                 raise ReplayEnded(f"model call {call + 1} is not the recorded one")
             case OnDivergence.RECORDED if place is not None:
-                return self._given_for_another(place, prompt, follows)
+                return self._given_for_another(place, prompt, follows, call)
             case OnDivergence.LIVE:
                 self._is_left = True
         self._go_on()
@@ -223,9 +255,9 @@ class Playback:
             return None
         return place if same_turn or self._is_left else next(self._left(), None)
 
-    def _given_for_another(self, place: int, prompt: Prompt, follows: str | None) -> Completion:
+    def _given_for_another(self, place: int, prompt: Prompt, follows: str | None, call: int) -> Completion:
         recorded = self._take(place)
-        id = f"{recorded.id}-again"
+        id = f"{recorded.id}{_AGAIN}"
         self._stands_for[id] = recorded.id
         return replace(
             recorded,
@@ -235,15 +267,34 @@ class Playback:
             follows=follows,
             parent=None,
             untrainable=ANOTHER_REQUEST,
-            extra=self._extra_of(recorded),
+            extra=self._extra_of(place, recorded) | self.note(call),
             routing=None,
         )
 
-    def _extra_of(self, completion: Completion) -> dict[str, str]:
-        return self._mark | {name: said for name, said in completion.extra.items() if name != RESUMED}
+    def _extra_of(self, place: int, completion: Completion) -> dict[str, str]:
+        """A completion that was replayed before keeps the session in which it was sampled; what attempts at
+        that session came across says nothing of this one."""
+        if place < self._attempts:
+            return {**completion.extra, RESUMED: "yes"}
+        kept = {name: said for name, said in completion.extra.items() if name not in (RESUMED, DIVERGED)}
+        return {REPLAYED: self._origin.session_id, **kept}
+
+    def note(self, call: int) -> dict[str, str]:
+        """What the record of a call's answer tells of its divergence, if it was one."""
+        return {DIVERGED: self._noted[call].model_dump_json()} if call in self._noted else {}
+
+    def superseded(self, recorded: Collection[str]) -> list[Completion]:
+        """What earlier attempts sampled and is not among the completions that this one has recorded."""
+        mark = {RESUMED: "yes", SUPERSEDED: "yes"}
+        given = {id.removesuffix(_AGAIN) for id in recorded}.union(recorded)
+        left = (it for id, it in self._own.items() if id not in given and it.sampled_tokens)
+        return [replace(it, extra=it.extra | mark) for it in left]
 
     def _take(self, place: int) -> Completion:
         completion = self._unused.pop(place)
+        self._is_left = self._is_left or completion.id in self._own
+        if place < self._attempts and DIVERGED in completion.extra:
+            self._diverge(Divergence.model_validate_json(completion.extra[DIVERGED]))
         report = self.report
         self._report(
             calls=report.calls + 1,
@@ -262,11 +313,10 @@ class Playback:
         new = (line[:LONGEST_VARIATION] for line in islice(lines, MOST_VARIATIONS - len(told)))
         self._report(varied_messages=count + len(varied), variations=(*told, *new))
 
-    def _diverge(self, call: int, difference: str | None) -> None:
+    def _diverge(self, divergence: Divergence) -> None:
         described = self.report.divergences
-        if difference is not None:
-            taken = self._origin.on_divergence
-            described += (Divergence(call=call, taken=taken, difference=difference),)
+        if len(described) < MOST_DIVERGENCES:
+            described += (divergence,)
         self._report(divergences=described, divergence_count=self.report.divergence_count + 1)
 
     def _report(self, **changes: object) -> None:
@@ -275,7 +325,8 @@ class Playback:
 
 def _is_answer(completion: Completion) -> bool:
     """Whether the recorded agent was given this answer whole."""
-    return completion.finish_reason not in (FinishReason.CANCELLED, FinishReason.ERROR)
+    is_whole = completion.finish_reason not in (FinishReason.CANCELLED, FinishReason.ERROR)
+    return is_whole and SUPERSEDED not in completion.extra
 
 
 def _followed(extension: Extension) -> str | None:

@@ -8,7 +8,7 @@ import re
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import AnyStr, TypeVar
 
@@ -249,7 +249,8 @@ class Session:
         self._end_when_wasted()
 
     async def close(self) -> None:
-        """Abort open calls, which record themselves as cancelled, and close the log."""
+        """Abort open calls, which record themselves as cancelled, add what earlier attempts at the session
+        sampled for nothing, and close the log."""
         self.ended = True
         self.clock.stop()
         self._end_calls()
@@ -257,7 +258,13 @@ class Session:
             await asyncio.wait(self.calls)
         # Calls hold their session: together they would wait for the garbage collector.
         self.coalescer.forget()
-        self._capture.close()
+        try:
+            playback = self.grant.playback
+            for completion in playback.superseded(self._contexts) if playback is not None else ():
+                self._capture.append(replace(completion, index=self.recorded))
+                self.recorded += 1
+        finally:
+            self._capture.close()
 
     def why_over(self) -> RequestRefused:
         """What calls of a session that has ended, or is ending, are told."""

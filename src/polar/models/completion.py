@@ -55,6 +55,11 @@ RESUMED = "resumed"
 CONSTRAINT = "constraint"
 """In `Completion.extra`: what the answer was held to, if to anything: its logprobs are of a masked
 distribution."""
+SUPERSEDED = "superseded_by_resume"
+"""In `Completion.extra`, with any value: the attempt that ended the session never asked for this answer of an
+earlier one."""
+DIVERGED = "diverged"
+"""In `Completion.extra`: the `Divergence` after which it was given, as JSON."""
 CHOICE = "choice"
 """In `Completion.extra`, where a request asked for several answers: which of them it is, from 0."""
 STOP_SEQUENCE = "stop_sequence"

@@ -127,8 +127,8 @@ class Fault(Frozen):
 
 
 UNRECORDED = "unrecorded"
-"""In `TrajectoryStats.excluded`: of a session that the server itself ended, what its nodes had sampled by their
-last heartbeat. No recording was delivered."""
+"""In `TrajectoryStats.excluded`: of a session that the server itself ended, what its nodes had sampled by
+their last heartbeat. No recording was delivered."""
 
 
 class TrajectoryStats(Frozen):
@@ -181,8 +181,7 @@ class Origin(Frozen):
     """The session whose recorded answers another one begins with."""
 
     session_id: Id
-    """Which session: another one of the same task, the one that a replay repeats, or this one in an earlier
-    attempt."""
+    """Which session: another one of the same task, or the one that a replay repeats."""
     calls: int | None = Field(default=None, ge=0)
     """How many of its model calls are answered from the recording: the first ones, in the order in which they
     ended. None: all."""
@@ -325,7 +324,9 @@ class Lease(Frozen):
     expires_at: float
     """Unix seconds by the server's clock."""
     origin: Origin | None = None
-    """Where its first answers come from; None: the model gives them all."""
+    """Whose recorded answers it begins with; None: nobody's."""
+    continues: bool = False
+    """Whether earlier attempts at it captured something: their answers come before those of the origin."""
 
     @property
     def fencing_token(self) -> int:

@@ -143,7 +143,7 @@ class EventPage(Frozen):
     """Pass as `cursor` to get what comes after; unchanged when nothing came."""
 
 
-NODE_PROTOCOL = 6
+NODE_PROTOCOL = 7
 """What nodes and servers must agree on: raised whenever one of another number would be misunderstood.
 
 A field more in what either reads is such a case, since unknown keys are errors; so is a task's.

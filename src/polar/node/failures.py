@@ -8,7 +8,7 @@ from pathlib import Path
 
 from polar.errors import NotInstalled, PolarError, Unavailable
 from polar.models.chat import FinishReason
-from polar.models.completion import OUTAGE, Completion
+from polar.models.completion import OUTAGE, SUPERSEDED, Completion
 from polar.models.session import AgentEnd, FailureReason
 from polar.models.task import TaskSpec
 from polar.node.agent import AgentRun
@@ -41,10 +41,11 @@ class ModelCalls:
 
     @classmethod
     def of(cls, completions: Sequence[Completion]) -> ModelCalls:
-        finished = [it for it in completions if it.finish_reason is not FinishReason.CANCELLED]
+        own = [it for it in completions if SUPERSEDED not in it.extra]
+        finished = [it for it in own if it.finish_reason is not FinishReason.CANCELLED]
         last = finished[-1] if finished else None
         return cls(
-            answered=sum(map(_is_answered, completions)),
+            answered=sum(map(_is_answered, own)),
             outage=last.extra.get("error", "") if last is not None and OUTAGE in last.extra else None,
         )
 

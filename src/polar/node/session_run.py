@@ -42,6 +42,7 @@ from polar.node.sandboxes import Prewarmed, Sandboxes
 from polar.node.services import NodeServices
 from polar.recordings.capture import CaptureError, parse_capture
 from polar.recordings.recording import DamagedRecording, decode
+from polar.recordings.tree import TokenTree
 from polar.runtimes.base import Sandbox
 from polar.telemetry import tracing
 
@@ -157,11 +158,10 @@ class SessionRun:
 
     async def _playback(self) -> Playback | None:
         """What answers the agent's first model calls, where the session begins with another's recording."""
-        origin = self.lease.origin
+        origin, id = self.lease.origin, self.lease.session_id
+        earlier = await self._earlier_attempts() if self.lease.continues else None
         if origin is None:
-            return None
-        if origin.session_id == self.lease.session_id:
-            return await self._earlier_attempts(origin)
+            return Playback(TokenTree(), Origin(session_id=id), id, earlier=earlier) if earlier else None
         try:
             data = await self.services.client.recording(origin.session_id)
             recorded = await asyncio.to_thread(decode, data)
@@ -174,18 +174,17 @@ class SessionRun:
                 f"this node serves {ours.name} (renderer: {ours.renderer})"
             )
         is_whole = theirs.agent_end is AgentEnd.EXITED
-        return Playback(recorded.tree, origin, self.lease.session_id, is_whole=is_whole)
+        return Playback(recorded.tree, origin, id, is_whole=is_whole, earlier=earlier)
 
-    async def _earlier_attempts(self, origin: Origin) -> Playback | None:
-        """What answers the calls that earlier attempts at this session made; None: it begins anew."""
-        fetch = self.services.client.capture
-        data = await retry_forever("fetch a capture", fetch, origin.session_id, self.lease.key)
+    async def _earlier_attempts(self) -> TokenTree | None:
+        """What earlier attempts at this session captured; None: it begins anew."""
+        fetch, id = self.services.client.capture, self.lease.session_id
+        data = await retry_forever("fetch a capture", fetch, id, self.lease.key)
         try:
-            tree = await asyncio.to_thread(parse_capture, data)
+            return await asyncio.to_thread(parse_capture, data)
         except CaptureError as error:
-            log.warning("session %s begins anew: %s", origin.session_id, error)
+            log.warning("session %s begins anew: %s", id, error)
             return None
-        return Playback(tree, origin, self.lease.session_id)
 
     @property
     def _branching(self) -> Component | None:

@@ -20,7 +20,6 @@ from polar.errors import Conflict, NotFound
 from polar.models.session import (
     Lease,
     LeaseKey,
-    Origin,
     Progress,
     SessionResult,
     SessionStatus,
@@ -298,17 +297,11 @@ def _claim(
             attempt=row.attempt + 1,
             key=LeaseKey(fencing_token=row.fencing_token + 1, secret=secret),
             expires_at=now + seconds,
-            origin=_origin(row),
+            origin=origin_of(row),
+            continues=row.has_capture,
         )
         for row in rows
     )
-
-
-def _origin(row: Row[Any]) -> Origin | None:
-    """Where the first answers of a session's next attempt come from: what earlier ones captured, which holds
-    what a branch began with, or else what it is a branch of."""
-    own = origin_of(row)
-    return Origin(session_id=row.id, depth=own.depth if own else 0) if row.has_capture else own
 
 
 def _renew(
@@ -368,7 +361,9 @@ def _grown(connection: Connection, rows: Sequence[Row[Any]]) -> set[str]:
     """Those of these sessions of which something was captured under their last lease."""
     last = (captures.c.session_id == sessions.c.id) & (captures.c.fencing_token == sessions.c.fencing_token)
     seqs = [row.seq for row in rows if row.has_capture]
-    return set(connection.scalars(select(sessions.c.id).where(sessions.c.seq.in_(seqs), exists().where(last))))
+    return set(
+        connection.scalars(select(sessions.c.id).where(sessions.c.seq.in_(seqs), exists().where(last)))
+    )
 
 
 def _result_of_silent(row: Row[Any], has_grown: bool, max_attempts: int) -> SessionResult | None:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polar.models.chat import FinishReason
-from polar.models.completion import REPLAYED, Completion, Logprobs
+from polar.models.completion import REPLAYED, SUPERSEDED, Completion, Logprobs
 from polar.models.session import Fault, TrajectoryStats
 from polar.models.trace import Segment, TraceRef
 from polar.recordings.tree import TokenTree
@@ -28,6 +28,8 @@ class Exclusion(StrEnum):
     """The engine failed in the middle of the answer."""
     REPLAYED = "replayed"
     """Another session sampled them, and trains them: this one began with its answers."""
+    SUPERSEDED_BY_RESUME = "superseded_by_resume"
+    """An earlier attempt sampled them, and the one that ended the session went another way."""
     UNTRAINABLE = "untrainable"
     """The recording says so (no token ids or logprobs came from the engine)."""
     INVALID_LOGPROBS = "invalid_logprobs"
@@ -55,6 +57,8 @@ def exclusion(completion: Completion) -> Exclusion | None:
     """The reason in the completion itself to leave it out, or None if it is trainable."""
     if REPLAYED in completion.extra:
         return Exclusion.REPLAYED
+    if SUPERSEDED in completion.extra:
+        return Exclusion.SUPERSEDED_BY_RESUME
     if completion.untrainable is not None:
         return Exclusion.UNTRAINABLE
     if completion.finish_reason is FinishReason.CANCELLED:

@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, Field
 
 from polar.models.chat import FinishReason, Message, Role
-from polar.models.completion import REPLAYED
+from polar.models.completion import REPLAYED, SUPERSEDED
 from polar.models.component import Frozen
 from polar.models.trace import Lineage
 from polar.recordings.tree import Continuation, TokenTree
@@ -50,6 +50,7 @@ def turns(tree: TokenTree) -> list[int]:
     found: dict[int, int] = {}
     for place, completion in enumerate(tree.completions):
         is_side_call = ancestry.of[place] not in line or ancestry.rules[place] is not None
+        is_side_call |= SUPERSEDED in completion.extra
         if not is_side_call and completion.finish_reason not in (FinishReason.CANCELLED, FinishReason.ERROR):
             found.setdefault(_first_asked(tree, place), place)
     return list(found.values())

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from polar.models.chat import Role
-from polar.models.completion import Completion
+from polar.models.completion import SUPERSEDED, Completion
 from polar.models.trace import Lineage
 from polar.recordings.tree import Continuation, Link, TokenTree
 
@@ -83,6 +83,8 @@ def _conversations(tree: TokenTree) -> tuple[list[Conversation], list[int]]:
     of: list[int] = []
     for place, (completion, link) in enumerate(zip(tree.completions, tree.links, strict=True)):
         before = link.continues if link.continues is not None else link.twin
+        if SUPERSEDED in completion.extra:
+            before = None
         if before is None or completion.extra.get(AGENT) != tree.completions[before].extra.get(AGENT):
             of.append(len(found))
             found.append(Conversation(first=place))
@@ -97,7 +99,11 @@ def _conversations(tree: TokenTree) -> tuple[list[Conversation], list[int]]:
 
 def _main(completions: Sequence[Completion], found: Sequence[Conversation], of: Sequence[int]) -> int | None:
     """The first conversation that is no side call and offers tools; else the first that is none."""
-    plain = [place for place, completion in enumerate(completions) if not _is_probe(completion)]
+    plain = [
+        place
+        for place, completion in enumerate(completions)
+        if not _is_probe(completion) and SUPERSEDED not in completion.extra
+    ]
     places = [place for place in plain if found[of[place]].offers_tools] or plain
     return of[places[0]] if places else None
 

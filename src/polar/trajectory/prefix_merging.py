@@ -9,6 +9,7 @@ from typing import cast
 
 from pydantic import Field
 
+from polar.models.completion import SUPERSEDED
 from polar.models.component import Frozen
 from polar.models.trace import DriftPolicy, Lineage, Segment, TraceRef, Trajectory
 from polar.recordings.tree import Link, TokenTree
@@ -109,7 +110,8 @@ def _superseded(tree: TokenTree) -> set[int]:
 
     Where none was continued nothing tells which one the harness took: they are alternatives, and all stay.
     """
-    continued = {link.continues for link in tree.links}
+    both = zip(tree.completions, tree.links, strict=True)
+    continued = {link.continues for completion, link in both if SUPERSEDED not in completion.extra}
     answers: dict[tuple[int, str | None], list[int]] = {}
     for place, (completion, link) in enumerate(zip(tree.completions, tree.links, strict=True)):
         first = place if link.twin is None else link.twin

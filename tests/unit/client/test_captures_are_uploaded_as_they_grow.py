@@ -285,7 +285,7 @@ async def test_each_attempt_sends_what_is_new_and_the_next_gets_all(client: Ship
     await uploader.finish(session.growth)
     await client.release(first.session_id, Release(key=first.key))
     (second,) = await again(client)
-    assert second.origin is not None
+    assert second.continues
     session = Recorder(uploader, second, tmp_path)
     session.answer(**{RESUMED: "yes"})
     await uploader.finish(session.growth)

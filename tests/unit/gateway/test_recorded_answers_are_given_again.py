@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from polar.gateway.playback import ANOTHER_REQUEST, Playback
 from polar.models.chat import FinishReason
-from polar.models.completion import REPLAYED, RESUMED, Completion
+from polar.models.completion import REPLAYED, RESUMED, SUPERSEDED, Completion
 from polar.models.session import AgentEnd, Origin, ReplayReport
 from polar.models.task import Budgets, OnDivergence
 from polar.recordings.tree import TokenTree
@@ -157,7 +157,7 @@ async def test_a_branch_samples_on_after_the_recorded_calls(set_scene: SetScene)
 
 async def test_a_resumed_session_trains_what_it_sampled_before(set_scene: SetScene) -> None:
     tree = await recorded(set_scene)
-    resumed = Playback(tree, Origin(session_id="same", depth=0), "same", is_whole=False)
+    resumed = Playback(TokenTree(), Origin(session_id="same"), "same", earlier=tree)
     scene = await set_scene([], playback=resumed)
     await conversation(scene)
     again = await scene.tree()
@@ -168,7 +168,7 @@ async def test_a_resumed_session_trains_what_it_sampled_before(set_scene: SetSce
 
 async def test_a_branch_of_a_resumed_session_has_no_earlier_attempt(set_scene: SetScene) -> None:
     tree = await recorded(set_scene)
-    resumed = Playback(tree, Origin(session_id="parent", depth=0), "parent", is_whole=False)
+    resumed = Playback(TokenTree(), Origin(session_id="parent"), "parent", earlier=tree)
     scene = await set_scene([], playback=resumed)
     await conversation(scene)
     branch = await set_scene([], playback=playback(await scene.tree()))
@@ -561,3 +561,41 @@ async def test_conversations_replay_in_whatever_order_they_come(
     assert report_of(again).is_faithful
     given_again = {it.id: it for it in await again.captured()}
     assert all(same_tokens(given_again[it.id], it) for it in tree.completions)
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    attempts=st.lists(
+        st.tuples(st.lists(st.sampled_from(["alpha", "beta"]), max_size=4), st.booleans()),
+        min_size=1,
+        max_size=4,
+    )
+)
+async def test_what_all_attempts_sampled_is_trained_or_left_out_by_name(
+    set_scene: SetScene, attempts: list[tuple[list[str], bool]]
+) -> None:
+    """Whatever tools print in each attempt, and whether or not its node is stopped during a call."""
+    had: list[Completion] = []
+    tree = TokenTree()
+    for results, is_broken_off in attempts:
+        resumed = Playback(TokenTree(), Origin(session_id="s1"), "s1", earlier=TokenTree(tuple(had)))
+        scene = await set_scene([CALL] * (len(results) + 1), playback=resumed if had else None)
+        messages = await conversation(scene, results, turns=len(results))
+        if is_broken_off:
+            scene.engine.script[:] = [Answer("Broken off here.", gate=asyncio.Event(), gate_at=2)] * 9
+            asking = asyncio.create_task(ask(scene, [*messages, {"role": "user", "content": "And?"}]))
+            gated = asyncio.create_task(scene.engine.waiting.wait())
+            await asyncio.wait({asking, gated}, return_when=asyncio.FIRST_COMPLETED)
+            gated.cancel()
+        tree = await scene.tree()
+        if is_broken_off:
+            await asyncio.gather(asking, return_exceptions=True)
+        had += [it for it in tree.completions if RESUMED not in it.extra]
+    sampled = {it.id: it.sampled_tokens for it in had if it.sampled_tokens}
+    assert {it.id: it.sampled_tokens for it in tree.completions if it.sampled_tokens} == sampled
+    stats = PrefixMerging(PrefixMerging.Options()).build(tree).stats
+    assert stats.sampled_tokens == sum(sampled.values())
+    assert stats.sampled_tokens == stats.trainable_tokens + sum(stats.excluded.values())
+    asked_for = [it for it in tree.completions if SUPERSEDED not in it.extra]
+    left_out = stats.sampled_tokens - sum(it.sampled_tokens for it in asked_for)
+    assert stats.excluded.get(Exclusion.SUPERSEDED_BY_RESUME, 0) == left_out

@@ -95,33 +95,34 @@ async def test_the_lease_after_a_lost_or_a_returned_one_goes_on_from_the_capture
     store: Store, clock: Clock
 ) -> None:
     first = await begun(store)
-    assert first.origin is None
+    assert not first.continues
     await append(store, grown(first, 0, b"one"))
     clock.now += 11
     await store.leases.expire(max_attempts=3)
     (second,) = await claim(store)
-    own = Origin(session_id="task.0", samples_on=True, on_divergence=OnDivergence.LIVE, depth=0)
-    assert (second.origin, second.attempt) == (own, 1)
+    assert (second.origin, second.continues, second.attempt) == (None, True, 1)
     await store.leases.release(second.session_id, second.key)
     (third,) = await claim(store)
-    assert (third.origin, third.attempt) == (own, 1)
+    assert (third.origin, third.continues, third.attempt) == (None, True, 1)
     told = [event.detail for event in await store.events.of("task.0") if event.status is SessionStatus.INIT]
     assert told == [None, *["continues from what earlier attempts captured"] * 2]
 
 
-async def test_a_branch_continues_from_its_own_capture_and_stays_as_deep(store: Store) -> None:
+async def test_a_branch_continues_from_its_own_capture_and_keeps_its_origin(store: Store) -> None:
     ended = await begun(store)
     await complete(store, ended.key, result_of(ended))
-    origin = Origin(session_id=ended.session_id, calls=1, depth=2)
+    stop = OnDivergence.STOP
+    origin = Origin(session_id=ended.session_id, calls=1, samples_on=False, on_divergence=stop, depth=2)
     await store.branches.add("task", origin, 1)
     (first,) = await claim(store)
     await store.leases.release(first.session_id, first.key)
     (second,) = await claim(store)
     assert first.origin == second.origin == origin
+    assert not second.continues
     await append(store, grown(second, 0, b"with what it began with"))
     await store.leases.release(second.session_id, second.key)
     (third,) = await claim(store)
-    assert third.origin == Origin(session_id="task.1", depth=2)
+    assert (third.origin, third.continues) == (origin, True)
     assert (await store.sessions.get("task.1")).origin == origin
 
 
@@ -139,7 +140,7 @@ async def test_a_session_that_captured_nothing_begins_anew(store: Store) -> None
     assert await append(store, grown(first, 0, b"")) == [0]
     await store.leases.release(first.session_id, first.key)
     (second,) = await claim(store)
-    assert second.origin is None
+    assert not second.continues
 
 
 async def test_of_a_long_capture_the_beginning_is_kept_over_all_attempts(store: Store) -> None:
@@ -161,7 +162,7 @@ async def test_a_session_whose_infrastructure_failed_begins_anew(store: Store) -
     await complete(store, lease.key, failed, retries=Retries(3, 0.0))
     assert await rows(store) == 0
     (again,) = await claim(store)
-    assert (again.attempt, again.origin) == (2, None)
+    assert (again.attempt, again.continues) == (2, False)
 
 
 @pytest.mark.parametrize("status", [SessionStatus.COMPLETED, SessionStatus.FAILED, SessionStatus.CANCELLED])

@@ -181,9 +181,7 @@ class LeaseProtocol(RuleBasedStateMachine):
             assert lease.fencing_token > max(older, default=0)
             known.attempts += 1
             assert lease.attempt == known.attempts
-            depth = known.origin.depth if known.origin else 0
-            own = Origin(session_id=lease.session_id, depth=depth)
-            assert lease.origin == (own if known.captured else known.origin)
+            assert (lease.origin, lease.continues) == (known.origin, bool(known.captured))
             known.sent = 0
             known.holder, known.node, known.expires_at = lease.fencing_token, node, lease.expires_at
         self.ever_leased += claimed
