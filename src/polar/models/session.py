@@ -266,7 +266,7 @@ class SessionResult(Frozen):
     stats: TrajectoryStats = TrajectoryStats()
     seconds: StageSeconds = StageSeconds()
     policy_version_min: int | None = None
-    """Oldest policy that sampled a token of it; None: nothing was sampled."""
+    """Oldest policy that sampled a token of it, without what was replayed; None: nothing was sampled."""
     policy_version_max: int | None = None
     """Newest."""
     harness_version: str | None = None

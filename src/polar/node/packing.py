@@ -15,6 +15,7 @@ from pathlib import Path
 from polar.config import plugins
 from polar.errors import PolarError
 from polar.gateway.session import without_keys
+from polar.models.completion import REPLAYED, SUPERSEDED
 from polar.models.component import Component
 from polar.models.delivery import Delivery
 from polar.models.session import MOST_BRANCH_POINTS, TrajectoryStats
@@ -103,7 +104,7 @@ def pack(
         result = result.model_copy(update={"error": told})
     if result.verdict is not None:
         trajectory = trajectory.with_reward(result.verdict.reward, result.verdict.trace_rewards)
-    versions = list(_version_bounds(trajectory))
+    versions = list(_version_bounds(tree))
     result = result.model_copy(
         update={
             "stats": trajectory.stats,
@@ -146,8 +147,9 @@ def _trace_ends(trajectory: Trajectory) -> Iterator[str]:
     return iter(dict.fromkeys(name for name in names if name is not None))
 
 
-def _version_bounds(trajectory: Trajectory) -> Iterator[int]:
-    for segment in trajectory.segments:
-        if segment.policy_versions is not None and len(segment.policy_versions):
-            yield int(segment.policy_versions.min())
-            yield int(segment.policy_versions.max())
+def _version_bounds(tree: TokenTree) -> Iterator[int]:
+    """Of what the session sampled itself, on the way that it went."""
+    for completion in tree.completions:
+        if len(completion.policy_versions) and not {REPLAYED, SUPERSEDED} & completion.extra.keys():
+            yield int(completion.policy_versions.min())
+            yield int(completion.policy_versions.max())
