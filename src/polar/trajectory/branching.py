@@ -61,7 +61,11 @@ def places(tree: TokenTree) -> list[int]:
 
     Before that one a sample has no beginning to share, and a branch is the session that it left.
     """
-    return [place for place in turns(tree) if REPLAYED not in tree.completions[place].extra][1:]
+    return _own_turns(tree)[1:]
+
+
+def _own_turns(tree: TokenTree) -> list[int]:
+    return [place for place in turns(tree) if REPLAYED not in tree.completions[place].extra]
 
 
 def _main_line(ancestry: Ancestry) -> set[int]:
@@ -148,7 +152,8 @@ def _uncertainties(tree: TokenTree) -> Iterator[tuple[int, float]]:
 
 
 class FirstFailure(BranchingStrategy):
-    """Branches leave before the first turn whose tool result tells of a failing test or command.
+    """Branches leave before the first turn whose tool result tells of a failing test or command; none leaves
+    where that is the first turn that the session sampled.
 
     Only plain statements count: an exit code other than 0 where the harness puts it, at the beginning or the
     end of the result, and the line with which a test runner sums up. No branch leaves without one.
@@ -162,7 +167,8 @@ class FirstFailure(BranchingStrategy):
 
     def points(self, tree: TokenTree) -> tuple[int, ...]:
         failed = set(self._failed(tree))
-        return tuple(place for place in places(tree) if _first_asked(tree, place) in failed)[:1]
+        found = [place for place in _own_turns(tree) if _first_asked(tree, place) in failed][:1]
+        return tuple(found) if set(found) <= set(places(tree)) else ()
 
     def _failed(self, tree: TokenTree) -> Iterator[int]:
         """The prompts whose answers led to a failure."""

@@ -217,6 +217,11 @@ def test_failures_in_a_shared_beginning_are_not_found_again() -> None:
     assert points("first_failure", replayed(session, 2)) == (3,)
 
 
+def test_a_failure_of_the_first_turn_is_the_first_and_leaves_no_place() -> None:
+    session = talk([TESTS[0], "fine", TESTS[0], "fine"])
+    assert points("first_failure", session) == ()
+
+
 def test_what_a_user_says_of_failures_is_no_result() -> None:
     session = talk(["fine", TESTS[0], "fine"])
     assert points("first_failure", session) == (1,)
