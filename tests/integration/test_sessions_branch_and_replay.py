@@ -9,11 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from polar.app.verification import verify
+from polar.client import AsyncClient
 from polar.engines.base import GenerateRequest
+from polar.errors import Unavailable
 from polar.models.completion import REPLAYED
-from polar.models.session import AgentEnd, FailureReason, SessionResult, SessionStatus
+from polar.models.session import AgentEnd, FailureReason, LeaseKey, SessionResult, SessionStatus
 from polar.models.task import TaskStatus
 from polar.recordings.recording import Recording, decode
 from polar.trajectory.accounting import Exclusion
@@ -83,6 +86,38 @@ async def test_branches_share_a_beginning_and_go_on_by_themselves(tmp_path: Path
         assert report is not None
         assert (report.origin, report.calls, report.divergence_count) == ("talk.0", 1, 0)
     assert {one.completions[1].response.content for one in recordings} == set(SCRIPT[1:])
+
+
+async def test_a_branch_is_as_old_as_what_it_sampled_itself(tmp_path: Path) -> None:
+    async with system(tmp_path, SCRIPT) as running, running.node():
+        await running.client.submit(shell_task("talk", TALK))
+        await running.client.wait(["talk"], timeout=60)
+        running.engine.policy_version = 7
+        await running.client.branch("talk.0", calls=1)
+        sample, branch = await running.client.wait(["talk"], timeout=60)
+    assert (sample.policy_version_min, sample.policy_version_max) == (0, 0)
+    assert (branch.policy_version_min, branch.policy_version_max) == (7, 7)
+
+
+async def test_a_recording_is_fetched_once_for_its_branches_however_long_the_server_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch, asked = AsyncClient.origin, list[str]()
+
+    async def at_the_second_time(self: AsyncClient, session_id: str, key: LeaseKey) -> bytes:
+        asked.append(session_id)
+        if len(asked) == 1:
+            raise Unavailable("no server")
+        return await fetch(self, session_id, key)
+
+    monkeypatch.setattr(AsyncClient, "origin", at_the_second_time)
+    async with system(tmp_path, SCRIPT) as running, running.node():
+        await running.client.submit(shell_task("talk", TALK))
+        await running.client.wait(["talk"], timeout=60)
+        await running.client.branch("talk.0", calls=1, samples=3)
+        results = await running.client.wait(["talk"], timeout=60)
+    assert [(result.status, result.attempt) for result in results] == [(SessionStatus.COMPLETED, 1)] * 4
+    assert len(asked) == 2
 
 
 async def test_a_task_branches_by_itself_before_it_is_finished(tmp_path: Path) -> None:

@@ -394,6 +394,10 @@ class AsyncClient(Connection):
         """What earlier attempts at a session captured, for the node whose lease has this key."""
         return await self._send("POST", f"/sessions/{segment(session_id)}/capture", key)
 
+    async def origin(self, session_id: str, key: LeaseKey) -> bytes:
+        """The recording that a session begins with, for the node whose lease has this key."""
+        return await self._send("POST", f"/sessions/{segment(session_id)}/origin", key)
+
     async def release(self, session_id: str, given_back: Release) -> None:
         await self._send("POST", f"/sessions/{segment(session_id)}/release", given_back)
 

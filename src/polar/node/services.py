@@ -17,19 +17,23 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from polar.client import AsyncClient
 from polar.config.settings import NodeSettings, environment_secret
 from polar.engines.base import ModelInfo
-from polar.errors import PolarError
+from polar.errors import PolarError, retry_forever
 from polar.evaluators.base import JudgeEndpoint
 from polar.files import locked
 from polar.gateway.server import Gateway
 from polar.harnesses.base import Harness, Installation
+from polar.models.session import Lease
 from polar.node.admission import Admission
 from polar.node.pools import Pools
 from polar.node.sandboxes import SandboxPlace, Snapshots
 from polar.node.worker_processes import WorkerProcesses
+from polar.recordings.recording import Recording, decode
 from polar.runtimes.base import Host
 
 log = logging.getLogger(__name__)
 
+_ORIGINS = 4
+"""How many recordings that sessions begin with are kept in memory."""
 _STAGE_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 1800, 3600, 14400)
 
 
@@ -47,6 +51,26 @@ class Installations:
             if name not in self._done:
                 self._done[name] = await harness.install()
             return self._done[name]
+
+
+class Origins:
+    """The recordings that sessions begin with; branches that come together share one."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+        self._read: dict[str, Recording] = {}
+        self._turn = asyncio.Lock()
+
+    async def get(self, lease: Lease, origin: str) -> Recording:
+        """DamagedRecording or NotFound where it cannot be read."""
+        async with self._turn:
+            if origin not in self._read:
+                fetch = self._client.origin
+                data = await retry_forever("fetch a recording", fetch, lease.session_id, lease.key)
+                self._read[origin] = await asyncio.to_thread(decode, data)
+                if len(self._read) > _ORIGINS:
+                    del self._read[next(iter(self._read))]
+            return self._read[origin]
 
 
 class NodeMetrics:
@@ -90,6 +114,7 @@ class NodeServices(SandboxPlace):
     model: ModelInfo
     metrics: NodeMetrics
     judges: Mapping[str, JudgeEndpoint]
+    origins: Origins
     installations: Installations = field(default_factory=Installations)
     workers: WorkerProcesses = field(default_factory=WorkerProcesses)
 
@@ -104,7 +129,8 @@ class NodeServices(SandboxPlace):
     ) -> NodeServices:
         directory, pools = node_directory(data_dir, settings.name), Pools(settings)
         snapshots, judges = Snapshots(Host(directory)), judge_endpoints(settings)
-        return cls(settings, directory, snapshots, pools, gateway, client, model, NodeMetrics(pools), judges)
+        parts = (pools, gateway, client, model, NodeMetrics(pools), judges, Origins(client))
+        return cls(settings, directory, snapshots, *parts)
 
     @property
     def captures_dir(self) -> Path:

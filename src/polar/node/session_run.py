@@ -41,7 +41,7 @@ from polar.node.pools import Seat
 from polar.node.sandboxes import Prewarmed, Sandboxes
 from polar.node.services import NodeServices
 from polar.recordings.capture import CaptureError, parse_capture
-from polar.recordings.recording import DamagedRecording, decode
+from polar.recordings.recording import DamagedRecording
 from polar.recordings.tree import TokenTree
 from polar.runtimes.base import Sandbox
 from polar.telemetry import tracing
@@ -163,8 +163,7 @@ class SessionRun:
         if origin is None:
             return Playback(TokenTree(), Origin(session_id=id), id, earlier=earlier) if earlier else None
         try:
-            data = await self.services.client.recording(origin.session_id)
-            recorded = await asyncio.to_thread(decode, data)
+            recorded = await self.services.origins.get(self.lease, origin.session_id)
         except (NotFound, DamagedRecording) as error:
             raise PolarError(f"the recording of {origin.session_id} cannot be read: {error}") from error
         theirs, ours = recorded.result, self.services.model

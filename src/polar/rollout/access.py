@@ -33,8 +33,6 @@ PREFIX = "/api/v1"
 ANYONE: frozenset[TokenRole] = frozenset()
 """Also without a token: what shows no task and no secret."""
 READERS = frozenset({TokenRole.ADMIN, TokenRole.TRAINER, TokenRole.READ_ONLY})
-RECORDING_READERS = READERS | {TokenRole.NODE}
-"""Nodes read what their sessions begin with."""
 TRAINERS = frozenset({TokenRole.ADMIN, TokenRole.TRAINER})
 NODES = frozenset({TokenRole.ADMIN, TokenRole.NODE})
 ADMINS = frozenset({TokenRole.ADMIN})

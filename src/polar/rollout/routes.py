@@ -8,8 +8,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import FileResponse, StreamingResponse
 
 from polar import __version__
-from polar.errors import NotFound
-from polar.models.access import MadeToken, NewToken, TokenPage, TokenRole
+from polar.models.access import MadeToken, NewToken, TokenPage
 from polar.models.dashboard import NodeList, NodeOverview
 from polar.models.delivery import CaptureLengths, DeliveryAnswer
 from polar.models.policy import Pause, PolicyOrder, PolicyReport, PolicyView, Resume, Update
@@ -42,7 +41,6 @@ from polar.rollout.access import (
     LARGE,
     NODES,
     READERS,
-    RECORDING_READERS,
     STREAMED,
     TRAINERS,
     allow,
@@ -179,14 +177,10 @@ def _add_session_routes(router: APIRouter, service: RolloutService) -> None:
         "/sessions/{session_id}/recording",
         response_class=FileResponse,
         responses={200: {"content": _BINARY}},
-        dependencies=[allow(RECORDING_READERS)],
+        dependencies=[allow(READERS)],
     )
-    async def get_recording(session_id: str, request: Request) -> Response:
-        """The recording of an ended session. Nodes get it while they hold a session that begins with it."""
-        holder = caller_of(request).holder
-        is_node = holder is not None and holder.role is TokenRole.NODE
-        if is_node and not await store.branches.is_needed(session_id):
-            raise NotFound(f"no session that a node holds begins with session {session_id!r}")
+    async def get_recording(session_id: str) -> Response:
+        """The recording of an ended session."""
         return _bytes(await store.recording(session_id), "application/octet-stream")
 
     @router.get("/sessions/{session_id}/events", dependencies=[allow(READERS)])
@@ -323,6 +317,16 @@ def _add_capture_routes(router: APIRouter, service: RolloutService) -> None:
         """What earlier attempts at a leased session captured, for the node that holds the lease."""
         captured = await service.capture(session_id, key)
         return StreamingResponse(captured, media_type="application/octet-stream")
+
+    @router.post(
+        "/sessions/{session_id}/origin",
+        response_class=FileResponse,
+        responses={200: {"content": _BINARY}},
+        dependencies=[allow(NODES, audited=False)],
+    )
+    async def get_origin(session_id: str, key: LeaseKey) -> Response:
+        """The recording that a leased session begins with, for the node that holds the lease."""
+        return _bytes(await service.origin(session_id, key), "application/octet-stream")
 
 
 def token_routes(tokens: TokenStore, authenticator: Authenticator) -> APIRouter:

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, nullcontext
 
 from polar import __version__
 from polar.config.settings import ServerSettings
-from polar.errors import Conflict, InvalidInput, PolarError, Unavailable, concerning
+from polar.errors import Conflict, InvalidInput, NotFound, PolarError, Unavailable, concerning
 from polar.models.dashboard import NodeOverview
 from polar.models.delivery import CaptureLengths, DeliveryAnswer
 from polar.models.session import LeaseKey, Origin
@@ -47,7 +47,7 @@ from polar.runtimes.allow_list import AllowList
 from polar.store.delivery import Retries
 from polar.store.leases import CLOCK_SECONDS, fenced_off
 from polar.store.retention import Retention, Swept, sweep
-from polar.store.store import Store
+from polar.store.store import Blob, Store
 from polar.telemetry.page import MetricsPage
 
 log = logging.getLogger(__name__)
@@ -239,9 +239,20 @@ class RolloutService:
 
     async def capture(self, session_id: str, key: LeaseKey) -> AsyncIterator[bytes]:
         """What earlier attempts at a session captured, for the node that holds it; Conflict for others."""
+        await self._check_lease(session_id, key)
+        return self.store.captures.read(session_id)
+
+    async def origin(self, session_id: str, key: LeaseKey) -> Blob:
+        """The recording that a session begins with, for the node that holds it; Conflict for others."""
+        await self._check_lease(session_id, key)
+        origin = (await self.store.sessions.get(session_id)).origin
+        if origin is None:
+            raise NotFound(f"session {session_id!r} begins with no recording")
+        return await self.store.recording(origin.session_id)
+
+    async def _check_lease(self, session_id: str, key: LeaseKey) -> None:
         if not all(await self.store.leases.find_leased([(session_id, key)])):
             raise fenced_off(session_id)
-        return self.store.captures.read(session_id)
 
     async def release(self, session_id: str, given_back: Release) -> None:
         self._metrics.given_back.inc()

@@ -11,8 +11,8 @@ from polar.errors import Conflict, NotFound
 from polar.models.session import Origin, SessionResult, SessionStatus
 from polar.models.task import Branching
 from polar.models.views import SessionView
-from polar.store.database import Repository, reads, writes
-from polar.store.sessions import LEASED, MOST_SESSIONS, origin_of, view_of, views
+from polar.store.database import Repository, writes
+from polar.store.sessions import MOST_SESSIONS, origin_of, view_of, views
 from polar.store.tables import sessions, tasks
 from polar.store.tasks import Queue
 
@@ -44,12 +44,6 @@ class Branches(Repository):
         _check_room(task_id, first, samples)
         _insert(connection, task, [origin] * samples, first, self._database.now(), request_id)
         return _views(connection, sessions.c.task_id == task_id, sessions.c.sample >= first), True
-
-    @reads
-    def is_needed(self, connection: Connection, session_id: str) -> bool:
-        """Whether a node holds a session that begins with this one's recorded answers."""
-        held = (sessions.c.origin_id == session_id) & sessions.c.status.in_(LEASED)
-        return connection.execute(select(sessions.c.seq).where(held).limit(1)).first() is not None
 
 
 def lock_tasks(connection: Connection, which: ColumnElement[bool]) -> Sequence[Row[Any]]:

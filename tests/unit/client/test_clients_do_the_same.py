@@ -34,7 +34,17 @@ def test_package_offers_both_clients() -> None:
 
 
 NODES_OWN = {
-    *("capture", "deliver", "follow_policy", "heartbeat", "join", "lease", "release", "ship_captures"),
+    *(
+        "capture",
+        "deliver",
+        "follow_policy",
+        "heartbeat",
+        "join",
+        "lease",
+        "origin",
+        "release",
+        "ship_captures",
+    ),
 }
 """What a node asks, which is asynchronous."""
 

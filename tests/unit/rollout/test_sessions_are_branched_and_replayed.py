@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from polar.config.settings import ServerSettings, TaskRules
-from polar.models.session import Lease, Origin, TrajectoryStats
+from polar.models.session import Lease, LeaseKey, Origin, TrajectoryStats
 from polar.models.task import OnDivergence
 from polar.models.views import SessionPage, SessionView
 from polar.rollout.server import RolloutServer
@@ -106,6 +106,10 @@ async def test_a_replay_that_is_asked_for_again_is_the_same_if_the_request_is(
 async def test_what_cannot_be_begun_with_is_refused_in_words(
     http: httpx.AsyncClient, store: Store, sample: str, path: str
 ) -> None:
+    if path == "branches":
+        status, code, told = problem(await http.post(f"/sessions/{sample}/{path}", json={"calls": 5}))
+        assert (status, code) == (400, "invalid_input")
+        assert "there is nothing to sample" in told
     beyond = await http.post(f"/sessions/{sample}/{path}", json={"calls": 6})
     assert problem(beyond) == (400, "invalid_input", "calls: session 'task.1' has 5 model calls, not 6")
     await store.tasks.submit(idle_task("later"))
@@ -149,16 +153,19 @@ async def test_a_node_reads_what_its_session_begins_with_and_nothing_else(
     made = await http.post("/tokens", json={"name": "north", "role": "node"})
     node = {"Authorization": f"Bearer {made.json()['token']}"}
 
-    async def status() -> int:
-        return (await http.get(f"/sessions/{sample}/recording", headers=node)).status_code
+    async def origin(session_id: str, key: LeaseKey) -> httpx.Response:
+        return await http.post(f"/sessions/{session_id}/origin", json=key.model_dump(), headers=node)
 
-    assert await status() == 404
+    await http.post("/tasks", json=idle_task("plain").model_dump(mode="json"))
     await http.post(f"/sessions/{sample}/branches", json={"calls": 1})
-    assert await status() == 404
-    (lease,) = await claim(store)
-    assert (await http.get(f"/sessions/{sample}/recording", headers=node)).content == RECORDING
-    other = await http.get("/sessions/task.0/recording", headers=node)
-    assert problem(other)[:2] == (404, "not_found")
-    await end(store, lease)
-    assert await status() == 404
+    leases = {lease.task.id: lease for lease in await claim(store, 2)}
+    branch, plain = leases["task"], leases["plain"]
+    assert (await origin(branch.session_id, branch.key)).content == RECORDING
+    assert problem(await origin(plain.session_id, plain.key))[:2] == (404, "not_found")
+    forged = branch.key.model_copy(update={"secret": "guessed"})
+    for session_id, key in ((branch.session_id, forged), (sample, branch.key), (plain.session_id, forged)):
+        assert problem(await origin(session_id, key))[:2] == (409, "conflict")
+    await end(store, branch)
+    assert problem(await origin(branch.session_id, branch.key))[:2] == (409, "conflict")
+    assert (await http.get(f"/sessions/{sample}/recording", headers=node)).status_code == 403
     assert (await http.get(f"/sessions/{sample}/recording")).content == RECORDING
