@@ -17,7 +17,7 @@ from polar.cli.output import counted, print_json, print_list, print_parts, say, 
 from polar.cli.sessions import session_table
 from polar.cli.submit import INTERRUPTED, failures
 from polar.client import Client
-from polar.errors import Backoff, retry
+from polar.errors import Backoff, InvalidInput, retry
 from polar.models.session import Divergence, ReplayReport, SessionResult
 from polar.models.task import OnDivergence
 from polar.models.views import SessionView
@@ -60,7 +60,9 @@ def branch(
     Example: polar branch fix-typo.0 --at 3 --samples 4
     """
     with _interruptible(), Client(server, token) as client:
-        client.session(session)
+        ended = client.session(session).result
+        if ended is not None and 0 < ended.stats.completions <= at:
+            raise InvalidInput(f"--at: must be below {ended.stats.completions}, its number of model calls")
         request_id = secrets.token_hex(8)
         added = _asked(
             lambda: client.branch(session, at, samples, on_divergence=on_divergence, request_id=request_id)

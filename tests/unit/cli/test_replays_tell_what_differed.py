@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 from polar.cli import branch
 from polar.cli.main import app
 from polar.errors import Backoff
-from polar.models.session import Divergence, Origin, ReplayReport, SessionStatus
+from polar.models.session import Divergence, Origin, ReplayReport, SessionStatus, TrajectoryStats
 from polar.models.task import OnDivergence
 from polar.models.views import SessionView
 from tests.fakes.recordings import encoded, recording
@@ -93,6 +93,19 @@ def test_branches_are_listed_and_those_that_left_the_recording_early_named(serve
     assert f"t.1: {note}; polar show t.1 tells more" in done.stdout.splitlines()
     ids = [json.loads(line)["id"] for line in polar("branch", "t.0", "--at", 5, "--json").stdout.splitlines()]
     assert ids == ["t.1"]
+
+
+def test_a_branch_leaves_before_the_last_call(server: ReplayingServer) -> None:
+    server.replay("t.0", None, on_divergence=OnDivergence.STOP, request_id="recorded")
+    (ended,) = server.begun
+    assert ended.result is not None
+    result = ended.result.model_copy(update={"stats": TrajectoryStats(completions=3)})
+    for at, exit_code in ((2, 0), (3, 1), (4, 1)):
+        server.begun = [ended.model_copy(update={"result": result})]
+        done = polar("branch", ended.id, "--at", at)
+        assert done.exit_code == exit_code
+        if exit_code:
+            assert "--at: must be below 3, its number of model calls" in done.output
 
 
 @pytest.mark.parametrize("command", [("replay", "t.0"), ("branch", "t.0", "--at", "2")])
