@@ -20,7 +20,7 @@ from polar.gateway.reply import SampledMessage, SampledTokens, StopStrings
 from polar.gateway.session import Session
 from polar.gateway.source import AnswerGeneration, AnswerSource
 from polar.models.chat import ChatRequest, FinishReason, Message, Sampling, TokenLogprob, Usage
-from polar.models.completion import CHOICE, OMITTED, OUTAGE, STOP_SEQUENCE, Completion
+from polar.models.completion import CHOICE, LEFT, OMITTED, OUTAGE, STOP_SEQUENCE, Completion
 from polar.models.task import SamplingPin
 from polar.rendering.base import MessageDelta
 
@@ -145,6 +145,8 @@ class ModelCall:
         logprobs: tuple[TokenLogprob, ...] = ()
         if self._request.logprobs and ids:
             logprobs = self._generation.spelt(TokenChunk(ids, completion.logprobs.tolist(), 0))
+        if LEFT in completion.extra:
+            self.session.clock.skip_to(float(completion.extra[LEFT]))
         self.session.sampled_tokens += completion.sampled_tokens
         self.session.record(completion, usage, is_whole=self._request.raw is None, said=self._said)
         send(MessageDelta(message.content, message.reasoning or "", message.tool_calls, logprobs))
@@ -210,7 +212,7 @@ class ModelCall:
         tokens, message = self._tokens, self._reply.message
         prompt, follows = self._generation.prompt(tokens.prompt_ids), self._extension.follows
         usage = tokens.usage(len(prompt.ids), self._generation.reasoning_tokens)
-        ended_at = time.time()
+        ended_at, left = time.time(), self.session.clock.left
         first_at = tokens.first_at or ended_at
         usage = replace(
             usage, waited_seconds=first_at - self.started_at, sampling_seconds=ended_at - first_at
@@ -242,6 +244,7 @@ class ModelCall:
                 **({STOP_SEQUENCE: self._stop_sequence} if self._stop_sequence else {}),
                 **tokens.counts,
                 **tokens.unrouted(len(prompt.ids), self._generation.routed_from),
+                **({LEFT: f"{left:.3f}"} if left is not None else {}),
                 **self._divergence,
                 **(extra or {}),
             },

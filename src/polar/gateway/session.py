@@ -93,9 +93,25 @@ class WallClock:
         if not is_paused:
             self.resume()
 
+    @property
+    def left(self) -> float | None:
+        """Seconds; None: without end, or none are counted any more."""
+        if self._timer is None:
+            return self._left
+        return max(self._timer.when() - asyncio.get_running_loop().time(), 0.0)
+
+    def skip_to(self, left: float) -> None:
+        """Leave no more seconds than that."""
+        is_running = self._timer is not None
+        self.pause()
+        if self._left is not None:
+            self._left = min(self._left, left)
+        if is_running:
+            self.resume()
+
     def pause(self) -> None:
         if self._timer is not None:
-            self._left = max(self._timer.when() - asyncio.get_running_loop().time(), 0.0)
+            self._left = self.left
             self._timer.cancel()
             self._timer = None
 

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
+from polar.gateway.playback import Playback
 from polar.gateway.server import SessionGrant, new_key
 from polar.models.chat import FinishReason
+from polar.models.session import AgentEnd, Origin
 from polar.models.task import Budgets, SamplingPin
+from polar.recordings.tree import TokenTree
 from tests.fakes.scripted_engine import Answer
 from tests.unit.gateway.conftest import Scene, SetScene
+from tests.waiting import leap, still_waits
 
 
-async def with_deadline(scene: Scene, seconds: float) -> None:
+async def with_deadline(scene: Scene, seconds: float, playback: Playback | None = None) -> None:
     grant = SessionGrant(
         "s2",
         new_key(),
@@ -19,6 +25,7 @@ async def with_deadline(scene: Scene, seconds: float) -> None:
         SamplingPin(),
         Budgets(),
         deadline_seconds=seconds,
+        playback=playback,
     )
     scene.gateway.open_session(grant)
     scene.grant = grant
@@ -66,3 +73,32 @@ async def test_a_session_that_ends_in_time_has_no_deadline_left(set_scene: SetSc
     assert completion.finish_reason is FinishReason.STOP
     async with scene.post(scene.body()) as response:
         assert response.status == 410
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+async def test_what_was_answered_before_took_the_time_that_it_took(
+    set_scene: SetScene, is_resumed: bool
+) -> None:
+    """In the session that sampled it; what replaying it takes comes on top only where that was longer."""
+
+    async def asked(scene: Scene) -> None:
+        for question in ("One?", "Two?"):
+            async with scene.post(scene.body(question)) as response:
+                assert response.status == 200
+            if not scene.grant.playback:
+                leap(30)
+
+    first = await set_scene(["One.", "Two."])
+    await with_deadline(first, 100)
+    await asked(first)
+    tree = await first.tree()
+    origin = Origin(session_id="s2" if is_resumed else "s1")
+    parts = (TokenTree(), tree) if is_resumed else (tree, None)
+    again = await set_scene([])
+    await with_deadline(again, 100, Playback(parts[0], origin, "s2", earlier=parts[1]))
+    await asked(again)
+    spent = asyncio.create_task(again.gateway.budget_spent("s2"))
+    leap(60)
+    assert await still_waits(spent)
+    leap(20)
+    assert (await spent)[0] is AgentEnd.TIMEOUT
