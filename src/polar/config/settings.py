@@ -97,6 +97,9 @@ class ServerSettings(Frozen):
     """Maximum bytes kept of what a running session captures, over all its attempts, so that another node can
     continue it if its own is lost. Of a longer capture the beginning is kept. 0 keeps nothing: the session
     starts over."""
+    resume_total_bytes: int = Field(default=16 * 1024**3, ge=0)
+    """Maximum bytes kept of all running sessions together, in the database; once it is reached, nothing more
+    is taken. It is counted once a minute: several servers may exceed it by what they take meanwhile."""
     max_staleness: int | None = Field(default=None, ge=0)
     """Maximum age of a result's oldest token, in policy versions, for trainers that set none. Older results
     are marked stale in the feed. If unset, any age is accepted."""

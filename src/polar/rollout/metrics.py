@@ -28,6 +28,9 @@ class ServerMetrics:
         self._webhooks_failing = gauge(
             "webhooks_failing", "Webhooks whose receiver did not take the last attempt."
         )
+        self.captured_bytes = gauge(
+            "captured_bytes", "What is kept of the captures of running sessions, counted once a minute."
+        )
         self.webhook_attempts = counter(
             "webhook_attempts", "Attempts to deliver to a webhook, by how they ended.", ["outcome"]
         )

@@ -55,6 +55,9 @@ log = logging.getLogger(__name__)
 ORDER_SECONDS = 10.0
 """How long a transaction may hold back the results that were stored after it began."""
 
+MEASURE_SECONDS = 60.0
+"""How often the server counts what it keeps of captures."""
+
 SWEEP_SECONDS = 3600.0
 """How often the server looks for what was kept long enough."""
 
@@ -69,6 +72,8 @@ class RolloutService:
         self._queued = Notifier()
         self._ended = Notifier()
         self.policy = PolicyService(store.policy)
+        self._captured_bytes = 0
+        """What was kept of captures when it was last counted, and since."""
         self.page = MetricsPage()
         self._metrics = ServerMetrics(store)
         self.page.add(self._metrics.families)
@@ -234,7 +239,10 @@ class RolloutService:
     async def keep_captures(self, chunks: AsyncIterator[bytes]) -> CaptureLengths:
         """Keep what the captures of running sessions have grown by."""
         grown = await uploaded_growth(chunks)
-        stored = await self.store.captures.append(grown, most_bytes=self._settings.resume_bytes)
+        has_room = self._captured_bytes < self._settings.resume_total_bytes
+        most_bytes = self._settings.resume_bytes if has_room else 0
+        stored = await self.store.captures.append(grown, most_bytes=most_bytes)
+        self._captured_bytes += sum(len(one.data) for one in grown) if has_room else 0
         return CaptureLengths(lengths=tuple(stored))
 
     async def capture(self, session_id: str, key: LeaseKey) -> AsyncIterator[bytes]:
@@ -265,7 +273,8 @@ class RolloutService:
         """While the body runs: expire leases of silent nodes, drop what is past its retention, and send
         webhooks."""
         sending = [self._webhook_sender().run()] if self._webhook_hosts else []
-        running = set(map(asyncio.create_task, [*sending, self._expire_forever(), self._sweep_forever()]))
+        chores = [self._expire_forever(), self._sweep_forever(), self._measure_forever()]
+        running = set(map(asyncio.create_task, [*sending, *chores]))
         try:
             yield
         finally:
@@ -308,6 +317,16 @@ class RolloutService:
                 log.info("removed expired data: %s", swept)
 
         await repeat("remove expired data", remove_expired, SWEEP_SECONDS)
+
+    async def _measure_forever(self) -> None:
+        await repeat("count what is captured", self._measure, MEASURE_SECONDS)
+
+    async def _measure(self) -> None:
+        """Count what is kept of captures."""
+        self._captured_bytes = await self.store.captures.size()
+        self._metrics.captured_bytes.set(self._captured_bytes)
+        if self._captured_bytes >= self._settings.resume_total_bytes:
+            log.warning("captures are not kept any more: server.resume_total_bytes is reached")
 
     async def _expire_forever(self) -> None:
         lease_seconds = self._settings.lease_seconds

@@ -224,6 +224,13 @@ class Captures(Repository):
         _insert(connection, new, rows.values())
         return answers
 
+    @reads
+    def size(self, connection: Connection) -> int:
+        """How many bytes are kept of all sessions; read from an index alone."""
+        lease = captures.c.session_id, captures.c.fencing_token
+        longest = select(func.max(captures.c.length).label("length")).group_by(*lease).subquery()
+        return int(connection.scalar(select(func.sum(longest.c.length))) or 0)
+
     async def read(self, session_id: str) -> AsyncIterator[bytes]:
         """All that is kept of a session, piece by piece."""
         token = length = 0

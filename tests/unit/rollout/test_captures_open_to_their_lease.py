@@ -12,6 +12,7 @@ from polar.models.session import LeaseKey
 from polar.rollout.server import RolloutServer
 from polar.store.store import Store
 from tests.fakes.control_plane import body_of, idle_task
+from tests.waiting import succeeds
 
 TOKEN = "a token for tests only"
 
@@ -102,3 +103,24 @@ async def test_the_server_says_how_much_it_keeps_and_takes_no_more(store: Store,
         key = await leased(http)
         assert (await ship(http, growth(key, b"long"))).json() == {"lengths": [None]}
         assert (await capture(http, key)).content == b""
+
+
+async def test_of_all_sessions_together_no_more_is_kept_than_the_server_may(store: Store) -> None:
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    async with (
+        RolloutServer(store, TOKEN, ServerSettings(port=0, resume_total_bytes=5)) as server,
+        httpx.AsyncClient(base_url=f"{server.url}/api/v1", headers=headers, trust_env=False) as http,
+    ):
+        key = await leased(http)
+        assert (await ship(http, growth(key, b"abc"), growth(key, b"def", 3))).json() == {"lengths": [3, 6]}
+        assert (await ship(http, growth(key, b"g", 6))).json() == {"lengths": [None]}
+        assert (await capture(http, key)).content == b"abcdef"
+        assert await store.captures.size() == 6
+    async with RolloutServer(store, TOKEN, ServerSettings(port=0, resume_total_bytes=5)) as again:
+        page = f"{again.url}/metrics"
+        async with httpx.AsyncClient(headers=headers, trust_env=False) as http:
+            await succeeds(lambda: _counts(http, page, "polar_server_captured_bytes 6.0"), AssertionError)
+
+
+async def _counts(http: httpx.AsyncClient, page: str, line: str) -> None:
+    assert line in (await http.get(page)).text
