@@ -67,7 +67,8 @@ open("answer.txt", "w").write(said)
 PY
 """
 """A shell agent that takes its time, so that much can go wrong, and makes a few model calls, each repeated as
-a provider's SDK would until it is answered. It works longer after each of them than it takes to be stored."""
+a provider's SDK would until it is answered. It works longer after each of them than sending it to the server
+takes: without that, a killed node also loses what was answered in its last moment."""
 
 
 class Consumer:
