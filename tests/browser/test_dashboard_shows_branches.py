@@ -20,7 +20,7 @@ TREE = [
     "branch 4 after 5 calls|1",
     "branch 1 after 1 call|0",
     "branch 2 after 1 call|1",
-    "branch 5 after 6 calls|0",
+    "branch 5 after 5 calls|0",
 ]
 """Each session below the one it left, with its reward."""
 

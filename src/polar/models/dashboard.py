@@ -109,6 +109,8 @@ class SessionRow(SessionHead):
     """Once it has one."""
     completions: int = 0
     """Model calls so far."""
+    left_at: int | None = None
+    """Of a branch that has ended, in its group: after how many of the recorded calls it truly left."""
     sampled_tokens: int = 0
     """So far."""
 

@@ -11,10 +11,10 @@ from sqlalchemy import BigInteger, ColumnElement, Connection, Integer, case, cas
 from polar.errors import NotFound
 from polar.models.component import view
 from polar.models.dashboard import Minute, Reward, SessionRow, SessionRows, TaskRow, TaskRows
-from polar.models.session import Progress, SessionStatus
+from polar.models.session import Progress, SessionResult, SessionStatus
 from polar.models.task import TaskStatus
 from polar.store.database import Repository, reads
-from polar.store.sessions import count_by_status, next_page, origin_of, page_start
+from polar.store.sessions import count_by_status, next_page, origin_of, page_start, views
 from polar.store.tables import results, sessions, tasks
 from polar.store.tasks import has_status, status_of
 
@@ -77,11 +77,11 @@ class Listing(Repository):
     @reads
     def group(self, connection: Connection, task_id: str) -> tuple[SessionRow, ...]:
         """All sessions of a task, by sample."""
-        query = select(sessions).where(sessions.c.task_id == task_id).order_by(sessions.c.sample)
+        query = views().where(sessions.c.task_id == task_id).order_by(sessions.c.sample)
         rows = connection.execute(query).all()
         if not rows:
             raise NotFound(f"no task {task_id!r}", hint="`polar tasks` lists them")
-        return tuple(map(_session, rows))
+        return tuple(_session(row).model_copy(update={"left_at": _left_at(row)}) for row in rows)
 
     @reads
     def minutes(self, connection: Connection) -> tuple[Minute, ...]:
@@ -123,6 +123,14 @@ def _session(row: Any) -> SessionRow:
         completions=progress.completions,
         sampled_tokens=progress.sampled_tokens,
     )
+
+
+def _left_at(row: Any) -> int | None:
+    origin = origin_of(row)
+    replay = SessionResult.model_validate_json(row.result).replay if origin and row.result else None
+    if origin is None or replay is None:
+        return None
+    return replay.calls if origin.calls is None else min(replay.calls, origin.calls)
 
 
 def _tasks(connection: Connection, rows: Sequence[Any]) -> tuple[TaskRow, ...]:

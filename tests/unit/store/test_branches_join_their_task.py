@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from polar.errors import Conflict, InvalidInput, NotFound
 from polar.models.delivery import Delivery
-from polar.models.session import FailureReason, Lease, Origin, SessionStatus, TrajectoryStats
+from polar.models.session import FailureReason, Lease, Origin, ReplayReport, SessionStatus, TrajectoryStats
 from polar.models.task import OnDivergence, TaskStatus
 from polar.models.views import SessionView
 from polar.models.webhook import Webhook, WebhookEvent
@@ -75,6 +75,15 @@ async def test_branches_are_numbered_on_listed_and_leased_with_their_origin(stor
         ("task.1", origin),
         ("task.2", origin),
     ]
+
+
+async def test_a_group_says_where_branches_truly_left(store: Store) -> None:
+    sample = await ended_sample(store)
+    await store.branches.add("task", Origin(session_id=sample.id, calls=2), 3)
+    first, second, _ = await claim(store, 3)
+    await end(store, first, replay=ReplayReport(origin=sample.id, calls=1, unused_calls=1))
+    await end(store, second, replay=ReplayReport(origin=second.session_id, calls=4))
+    assert [row.left_at for row in await store.listing.group("task")] == [None, 1, 2, None]
 
 
 async def test_a_task_with_new_branches_runs_again_until_they_have_ended(store: Store) -> None:

@@ -4,17 +4,19 @@ import { part } from "./api.js";
 import { h } from "./dom.js";
 import { count, number } from "./format.js";
 
-/** The session that this one left as a branch, or null; one that goes on from its own recording left none. */
-export const leftSession = ({ id, origin }) =>
-  origin && origin.samples_on && origin.session_id !== id ? origin.session_id : null;
+/** The session that this one left as a branch, or null. */
+export const leftSession = ({ origin }) => (origin && origin.samples_on ? origin.session_id : null);
 
 export const sessionName = (session) => `${leftSession(session) ? "branch" : "sample"} ${session.sample}`;
 
 export const callCount = (calls) => `${count(calls)} ${calls === 1 ? "call" : "calls"}`;
 
+/** After how many calls a branch left its session, or is to leave it; null: after all. */
+const leftAt = ({ origin, left_at }) => left_at ?? origin.calls;
+
 /** Where a branch left its session, in words. */
-export const parting = ({ origin }) =>
-  origin.calls === null ? "after all calls" : `after ${callCount(origin.calls)}`;
+export const parting = (branch) =>
+  leftAt(branch) === null ? "after all calls" : `after ${callCount(leftAt(branch))}`;
 
 /** Rows of a picture whose columns are model calls; null where no session of the group is a branch. */
 export function groupTree(sessions) {
@@ -50,7 +52,7 @@ function ordered(sessions) {
 }
 
 function extent(session, parent) {
-  const start = parent ? (session.origin.calls ?? parent.completions) : 0;
+  const start = parent ? (leftAt(session) ?? parent.completions) : 0;
   return { start, end: Math.max(session.completions, start) };
 }
 
