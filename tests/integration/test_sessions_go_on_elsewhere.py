@@ -9,6 +9,7 @@ from pathlib import Path
 
 from sqlalchemy import update
 
+from polar.app.verification import verify
 from polar.models.completion import REPLAYED, RESUMED
 from polar.models.session import AgentEnd, SessionResult, SessionStatus
 from polar.models.task import OnDivergence
@@ -255,7 +256,25 @@ async def test_answers_that_a_later_attempt_does_not_ask_for_are_counted_and_not
     assert [it.response.content for it in recorded.completions] == [*trained, "Two.", "Three."]
     superseded = sum(it.sampled_tokens for it in recorded.completions[4:])
     assert result.stats.excluded == {"superseded_by_resume": superseded}
+    assert not (await verify("turned.0", recorded, None, None, print)).problems
     assert result.stats.traces == 1
     assert result.stats.trainable_tokens == sum(it.sampled_tokens for it in recorded.completions[:4])
     assert result.replay is not None
     assert (result.replay.divergence_count, result.replay.unused_calls) == (1, 2)
+
+
+async def test_an_attempt_whose_agent_cannot_start_keeps_what_earlier_ones_captured(tmp_path: Path) -> None:
+    script: list[Script] = ["One.", "Two.", Answer("Never.", gate=asyncio.Event())]
+    file = tmp_path / "there"
+    file.touch()
+    async with system(tmp_path / "data", script) as running:
+        await running.client.submit(shell_task("kept", TURNS, prepare=[{"exec": f"test -e {file}"}]))
+        async with running.node(name="first"):
+            await running.engine.waiting.wait()
+        file.unlink()
+        async with running.node(name="second"):
+            (result,) = await running.client.wait(["kept"], timeout=120)
+        recorded = recording.decode(await running.client.recording("kept.0"))
+    assert (result.status, result.agent_end) == (SessionStatus.FAILED, AgentEnd.NOT_STARTED)
+    assert [it.response.content for it in recorded.completions if it.sampled_tokens] == ["One.", "Two."]
+    assert result.stats.sampled_tokens == sum(it.sampled_tokens for it in recorded.completions)

@@ -252,6 +252,12 @@ class SessionRun:
         is kept however the session ended."""
         logs = self.services.host.logs / self.name
         try:
+            if self.lease.continues and not self.capture.exists():
+                # Its agent did not start: what earlier attempts captured is all that there is.
+                fetch = self.services.client.capture
+                data = await retry_forever("fetch a capture", fetch, self.lease.session_id, self.lease.key)
+                self.capture.parent.mkdir(parents=True, exist_ok=True)
+                await asyncio.to_thread(self.capture.write_bytes, data)
             delivery = await self.services.workers.run(
                 packing.pack,
                 Delivery(key=self.lease.key, result=result),
