@@ -196,7 +196,9 @@ _TAKEN = {
 
 
 def divergence_parts(report: ReplayReport, *, full: bool) -> Iterator[RenderableType]:
-    """The requests that were not the recorded ones, each with its diff."""
+    """What varied, and the requests that were not the recorded ones, each with its diff."""
+    if report.variations:
+        yield Text("\n".join(map(visible, report.variations)), style="dim")
     for one in report.divergences:
         yield Text(f"\nmodel call {one.call} is not the recorded one; {_TAKEN[one.taken]}", style="bold")
         yield Padding(_diff(one, full), (0, 0, 0, 2), expand=False)

@@ -22,7 +22,9 @@ DIFFERENCE = "\n".join(
     ["--- recorded", "+++ asked", "@@ -1 +1 @@", "-pid 17", "+pid 18\x1b[2J", *["  same"] * 60]
 )
 DIVERGENCE = Divergence(call=4, taken=OnDivergence.STOP, difference=DIFFERENCE)
-FAITHFUL = ReplayReport(origin="t.0", calls=5, sampled_tokens=40, varied_messages=2)
+FAITHFUL = ReplayReport(
+    origin="t.0", calls=5, sampled_tokens=40, varied_messages=2, variations=("in 0.5s → in 0.7s",)
+)
 DIVERGED = ReplayReport(
     origin="t.0", calls=4, sampled_tokens=31, unused_calls=1, divergence_count=3, divergences=(DIVERGENCE,)
 )
@@ -46,7 +48,7 @@ def test_a_session_that_replays_says_so(server: ReplayingServer) -> None:
     assert done.exit_code == 0, done.output
     assert "replay of t.0" in done.stdout
     said = "answered from the recording: 5 model calls of t.0, 40 tokens, 2 messages varied"
-    assert done.stdout.splitlines()[-2:] == [said, "it replays to the end"]
+    assert done.stdout.splitlines()[-3:] == [said, "in 0.5s → in 0.7s", "it replays to the end"]
     assert server.begun[0].origin == Origin(
         session_id="t.0", samples_on=False, on_divergence=OnDivergence.STOP
     )

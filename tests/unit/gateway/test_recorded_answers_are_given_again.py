@@ -28,6 +28,7 @@ from polar.trajectory.prefix_merging import PrefixMerging
 from tests.fakes.scripted_engine import Answer
 from tests.gateways import CALL, SCHEMA
 from tests.unit.gateway.conftest import Scene, SetScene
+from tests.waiting import eventually
 
 Json = dict[str, Any]
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": SCHEMA}}]
@@ -204,8 +205,7 @@ async def test_choices_of_one_request_keep_their_places(set_scene: SetScene) -> 
     first = await set_scene([Answer("Slow.", gate=gate), "Fast."])
     asking = asyncio.create_task(first.post({**first.body(), "n": 2}).__aenter__())
     await first.engine.waiting.wait()
-    while not first.gateway.progress("s1").completions:  # noqa: ASYNC110 (nothing tells of it)
-        await asyncio.sleep(0)
+    await eventually(lambda: first.gateway.progress("s1").sampled_tokens)
     gate.set()
     said = [choice["message"]["content"] for choice in (await (await asking).json())["choices"]]
     tree = await first.tree()

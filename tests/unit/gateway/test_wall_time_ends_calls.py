@@ -33,11 +33,14 @@ async def with_deadline(scene: Scene, seconds: float, playback: Playback | None 
 
 async def test_an_open_call_ends_with_the_deadline_and_is_recorded(set_scene: SetScene) -> None:
     scene = await set_scene([Answer("too slow", gate=asyncio.Event(), gate_at=1)])
-    await with_deadline(scene, 0.2)
-    async with scene.post(scene.body()) as response:
-        error = (await response.json())["error"]
+    await with_deadline(scene, 60.0)
+    asking = asyncio.create_task(scene.post(scene.body()).__aenter__())
+    await scene.engine.waiting.wait()
+    leap(60.0)
+    response = await asking
+    error = (await response.json())["error"]
     assert (response.status, error["code"]) == (400, "insufficient_quota")
-    assert "its 0.2 seconds are over" in error["message"]
+    assert "its 60 seconds are over" in error["message"]
     await asyncio.wait_for(scene.engine.abort.wait(), 30)
     (completion,) = await scene.captured()
     assert completion.finish_reason is FinishReason.CANCELLED
@@ -46,8 +49,10 @@ async def test_an_open_call_ends_with_the_deadline_and_is_recorded(set_scene: Se
 
 async def test_an_open_stream_ends_with_the_provider_s_error(set_scene: SetScene) -> None:
     scene = await set_scene([Answer("too slow", gate=asyncio.Event(), gate_at=1)])
-    await with_deadline(scene, 0.2)
+    await with_deadline(scene, 60.0)
     async with scene.post(scene.body(stream=True)) as response:
+        await scene.engine.waiting.wait()
+        leap(60.0)
         text = await response.text()
     assert response.status == 200
     assert "insufficient_quota" in text
