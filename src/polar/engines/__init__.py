@@ -1,1 +1,1 @@
-"""One file an inference backend."""
+"""One file per inference backend."""

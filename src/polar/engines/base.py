@@ -18,17 +18,17 @@ from polar.rendering.constraints import Constraint
 from polar.telemetry.readings import Readings
 
 HALF_REPLACED = 2**31 - 1
-"""The version of weights of which some may be old and others new. Nobody asks for it, so they are loaded
-again, whichever are wanted."""
+"""Stands for the version during an update, while only some weights are replaced. Nobody asks for it, so the
+next update always loads."""
 
 
 class Mode(StrEnum):
     """Who renders the prompt."""
 
     TOKENS = "tokens"
-    """The gateway: exact ids go in, and no history is tokenised twice."""
+    """The gateway: exact ids go in, and history is never tokenised again."""
     CHAT = "chat"
-    """The engine: messages go in; it says what ids it made of them."""
+    """The engine: messages go in, and it reports their ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +37,15 @@ class GenerateRequest:
 
     request_id: str
     prompt_ids: Ids | list[int]
-    """An array of a long conversation is written to the wire as it is, never as a list of numbers."""
+    """A long conversation's ids are sent as an array, never as a list of numbers."""
     sampling: Sampling
     stop_token_ids: tuple[int, ...] = ()
     constraint: Constraint | None = None
     session: str = ""
-    """Whose request it is: requests of one session share a prefix, and so belong on one replica."""
+    """The session of the request. Requests of one session share a prefix, so they go to the same replica."""
     routed_from: int = 0
-    """The first token of the prompt whose experts are wanted, from an engine that records them; those before
-    it are recorded already."""
+    """Position of the first prompt token whose experts the engine should return; earlier ones are recorded
+    already."""
 
     @property
     def is_guided(self) -> bool:
@@ -68,7 +68,7 @@ class TokenChunk:
     cached_tokens: int = 0
     """Prompt tokens served from the prefix cache, where the engine says so (first chunk)."""
     routing: Routing | None = field(default=None, compare=False)
-    """On the last chunk, of an engine that records it: as in `Completion.routing`."""
+    """Set on the last chunk if the engine records routing; see `Completion.routing`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class ChatCall:
     request_id: str
     chat: ChatRequest
     sampling: Sampling
-    """What to sample with: what the chat asks for, with pins and limits applied."""
+    """The sampling parameters of the chat, with pins and limits applied."""
     session: str = ""
 
 
@@ -103,7 +103,7 @@ class ChatChunk:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What an engine says of the model it serves."""
+    """The model that an engine serves, as it reports it."""
 
     name: str
     max_context: int
@@ -113,9 +113,9 @@ class ModelInfo:
     (SGLang's are before cuts, and tokens that were cut are never trained); `raw_logprobs` the model's own,
     before it; None: the engine neither says so nor shows it to `check`."""
     renderer: str | None = None
-    """What renders its prompts in tokens mode; None: the engine itself."""
+    """The renderer of its prompts in tokens mode; None if the engine renders them."""
     records_routing: bool = False
-    """Whether it tells which experts each token went to."""
+    """Whether it reports the experts of each token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +124,12 @@ class WeightUpdate:
 
     version: int
     path: str | None = None
-    """As the engine's machine sees it: a model's directory, an adapter's, or one safetensors file, which may
-    lie in shared memory. None: the weights that the engine was started with."""
+    """A path on the engine's machine: a model directory, an adapter directory, or one safetensors file, which
+    may be in shared memory. None: the initial weights."""
 
     @property
     def is_adapter(self) -> bool:
-        """Whether it is a directory with a LoRA adapter, as far as can be seen from here."""
+        """Whether the path is a LoRA adapter's directory, if visible from this machine."""
         return self.path is not None and (Path(self.path) / "adapter_config.json").is_file()
 
 
@@ -142,7 +142,7 @@ class EngineDown(EngineError, Unavailable):
 
 
 class RequestUnfit(EngineError):
-    """The engine is well, and cannot serve this request."""
+    """The engine works, but cannot serve this request."""
 
 
 class ContextOverflow(RequestUnfit):
@@ -151,77 +151,71 @@ class ContextOverflow(RequestUnfit):
     def __init__(self, message: str, *, prompt_tokens: int | None = None) -> None:
         super().__init__(message)
         self.prompt_tokens = prompt_tokens
-        """How long the prompt is, where the engine says so."""
+        """Prompt length, if the engine reports it."""
 
 
 class Unconstrainable(RequestUnfit):
-    """The engine cannot hold a completion to what was asked; the message says why and is for the client."""
+    """The engine cannot enforce the requested constraint; the message says why, for the client."""
 
 
 class Engine(ABC):
     """One inference backend, reached over the network or not."""
 
     modes: ClassVar[frozenset[Mode]] = frozenset(Mode)
-    """The ways it can be asked."""
+    """The modes it supports."""
 
     @abstractmethod
     def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """Stream the sampled tokens. Closing the iterator aborts the request in the engine."""
 
     def chat(self, call: ChatCall) -> AsyncGenerator[ChatChunk, None]:
-        """As `generate`, but the engine applies the chat template and parses the answer."""
+        """Like `generate`, but the engine applies the chat template and parses the answer."""
         raise EngineError(f"{type(self).__name__} has no chat mode", hint="set engine.mode to tokens")
 
     async def score(self, ids: list[int]) -> list[float]:
-        """The logprob of each token after those before it; the first token has none and gets 0.0.
-
-        At temperature 1 with nothing cut: what no engine lets one choose for tokens that it does not sample.
-        """
+        """The logprob of each token given those before it, at temperature 1 without truncation; 0.0 for the
+        first."""
         raise EngineError(f"{type(self).__name__} cannot score tokens")
 
     @abstractmethod
     async def model_info(self) -> ModelInfo:
-        """The served model; raises EngineError while the engine is not up."""
+        """Return the served model; raise EngineError if the engine is not up."""
 
     async def check(self, mode: Mode = Mode.TOKENS) -> None:
-        """Find out at start-up whether the engine can do what Polar needs; EngineError says what it lacks."""
+        """Check at start-up that the engine supports what Polar needs; raise EngineError if not."""
         return
 
     async def count_tokens(self, chat: ChatRequest) -> int | None:
-        """How long the engine's prompt for a chat would be; None if it cannot say."""
+        """Return the length of the engine's prompt for a chat; None if unknown."""
         return None
 
     async def tokenize(self, text: str) -> list[int] | None:
-        """The engine's own ids of a text, control tokens recognised; None if it cannot say."""
+        """Return the engine's token ids of a text, including control tokens; None if unknown."""
         return None
 
     async def readings(self) -> dict[str, Readings | None]:
-        """What it says of its load and caches, by URL; None: it cannot be reached. Empty: it has no URL."""
+        """Return its metrics pages by URL: None if unreachable, empty if it has no URL."""
         return {}
 
     async def pause(self, mode: PauseMode) -> None:
-        """Sample nothing more; return once that is so. What comes meanwhile waits.
-
-        Pausing again changes nothing. An engine that cannot freeze goes on with what it has begun.
-        """
+        """Stop sampling, and return once it has stopped. New requests wait. Pausing twice has no further
+        effect. An engine that cannot freeze finishes what it has begun."""
         return
 
     async def resume(self) -> None:
-        """Go on; nothing changes if there is no pause."""
+        """Resume sampling; does nothing without a pause."""
         return
 
     async def update_weights(self, update: WeightUpdate) -> None:
-        """Replace the weights, during a pause. Every token sampled later carries the new version.
-
-        All or nothing: EngineError leaves the old weights and their version.
-        """
+        """Replace the weights during a pause; tokens sampled later carry the new version. On EngineError the
+        old weights and their version remain."""
         raise EngineError(
             f"{type(self).__name__} cannot change its weights",
             hint="go on with an engine that can, or begin anew with another data_dir",
         )
 
     def begins_anew(self, update: WeightUpdate) -> bool:
-        """Whether a request keeps the weights that it began with: those under way must then end first."""
+        """Whether running requests keep their old weights, and so must end before an update."""
         return False
 
     @abstractmethod

@@ -40,7 +40,7 @@ _FINISH = {
 
 
 def request_body(call: ChatCall, model: str, *, stream: bool) -> dict[str, Any]:
-    """What every OpenAI-compatible server understands of a call."""
+    """The fields that every OpenAI-compatible server understands."""
     body = prompt_body(call.chat, model) | sampling_fields(call.sampling)
     if call.chat.output is not None:
         body["response_format"] = _response_format(call.chat.output)
@@ -51,7 +51,7 @@ def request_body(call: ChatCall, model: str, *, stream: bool) -> dict[str, Any]:
 
 
 def prompt_body(chat: ChatRequest, model: str) -> dict[str, Any]:
-    """What of a call the chat template sees."""
+    """The fields of a call that the chat template sees."""
     body: dict[str, Any] = {
         "model": model,
         "messages": [openai_message(message) for message in chat.messages],
@@ -72,7 +72,7 @@ def prompt_body(chat: ChatRequest, model: str) -> dict[str, Any]:
 
 
 def sampling_fields(sampling: Sampling) -> dict[str, Any]:
-    """What is asked of the sampling, in OpenAI's words and vLLM's."""
+    """Sampling parameters, as OpenAI and vLLM name them."""
     wishes = {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -95,10 +95,8 @@ def _response_format(output: JsonOutput) -> dict[str, Any]:
 
 
 def weight_version(named: Any) -> int:
-    """SGLang's is free text, "default" until somebody sets it: no number is what the server started with.
-
-    Behind a + may stand what else is known of the weights.
-    """
+    """Parse SGLang's version, which is free text: "default", or no number, is the initial weights. Text
+    behind a + is other information."""
     number = str(named).partition("+")[0]
     return int(number) if number.isdecimal() else 0
 
@@ -116,7 +114,7 @@ class ChatReader(Reader[ChatChunk]):
         has_tokens: bool = True,
         named: Callable[[Any], int] = weight_version,
     ) -> None:
-        """`named` reads the version in what SGLang calls its weights."""
+        """`named` parses the version in SGLang's name of its weights."""
         super().__init__(url, version)
         self._named_version = named
         self._stops = stops
@@ -220,7 +218,7 @@ class ChatReader(Reader[ChatChunk]):
 
 
 class _OpenCalls:
-    """Tool calls that arrive in pieces; one is whole when the next begins or the answer ends."""
+    """Assembles streamed tool calls; a call is complete when the next begins or the answer ends."""
 
     def __init__(self) -> None:
         self._index: int | None = None

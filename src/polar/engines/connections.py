@@ -43,7 +43,8 @@ class Connections:
         process than before."""
 
     def request(self, method: str, path: str, body: bytes = b"") -> Exchange:
-        """To be entered: the answer, once its head is here. Leaving before its end breaks it off."""
+        """An async context manager that yields the answer once its head is here; leaving early closes the
+        connection."""
         line = f"{method} {self._base}{path} HTTP/1.1\r\n"
         head = f"{line}{self._fields}Content-Length: {len(body)}\r\n\r\n".encode("latin-1")
         return Exchange(self, head + body)
@@ -61,7 +62,7 @@ class Connections:
         self._idle.clear()
 
     async def take(self) -> _EngineConnection:
-        """A connection that is good for a request."""
+        """Return an idle or a new connection."""
         while self._idle and not self._idle[-1].is_reusable:
             self._idle.pop()
         connection = self._idle.pop() if self._idle else await self._made()
@@ -121,13 +122,13 @@ class Exchange:
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
     async def read(self) -> bytes:
-        """The whole body, or what is left of it."""
+        """Return the rest of the body."""
         while not self.is_whole:
             await self._change()
         return self._taken()
 
     async def piece(self) -> bytes:
-        """All that has arrived since the last one; empty at the end."""
+        """Return the bytes that have arrived since the last call; empty at the end."""
         while not self._arrived and not self.is_whole:
             await self._change()
         return self._taken()
@@ -169,7 +170,7 @@ class _EngineConnection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self.is_open = True
         self.is_reusable = True
-        """Whether it is open and nothing is left of the last answer."""
+        """Whether the connection is open and the last answer was read completely."""
         self._heard_at = 0.0
         self._watch: asyncio.TimerHandle | None = None
 
@@ -233,10 +234,7 @@ class _EngineConnection(asyncio.Protocol):
         self.is_reusable = self.is_open and self._parser.should_keep_alive()
 
     def _watch_silence(self) -> None:
-        """Breaks the connection off when the server has said nothing for so long.
-
-        It looks again when that may be so, whatever was asked meanwhile, and no more while nothing is.
-        """
+        """Close the connection once the server has been silent for too long."""
         self._watch = None
         if self.is_reusable:
             return

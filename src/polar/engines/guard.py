@@ -1,4 +1,4 @@
-"""Runs a program that ends, with all that it has started, when whoever asked for it is gone.
+"""Runs a program, and ends it with all its children when the process that asked for it is gone.
 
 Started as a file, `guard.py ASKER COMMAND…`, it imports nothing of Polar and stays small beside an engine.
 """
@@ -14,14 +14,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 STOP_SECONDS = 10.0
-"""How long the program may take to end once it is asked to."""
+"""Seconds between SIGTERM and SIGKILL."""
 LOOK_SECONDS = 0.2
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def guard(asker: int, command: Sequence[str]) -> int:
-    """The program's exit code, as a shell gives it; `asker` is the process that it lives for."""
+    """Run the program while the process `asker` exists; return the exit code as a shell gives it."""
     asked = False
 
     def ask(*_signal: object) -> None:

@@ -1,4 +1,4 @@
-"""Engines at a URL: questions, orders, and answers that are read as they arrive."""
+"""Engines at a URL: requests, retries, and answers read as they arrive."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ SILENCE_SECONDS = 1_800.0
 """A request may wait long in the engine's queue or through a weight update; a session's own budget
 ends it earlier. This only frees connections whose peer vanished without a word."""
 QUESTION_SECONDS = 30.0
-"""For questions that an engine answers without sampling."""
+"""Timeout of requests that sample nothing."""
 ORDER_SECONDS = 1_200.0
-"""For pauses, which may wait for what is being sampled, and for weights, which may be large."""
+"""Timeout of pauses, which may wait for running generations, and of weight updates, which may be large."""
 DRAIN_SECONDS = 0.5
-"""How long the end of a stream may lag behind its last event before its connection is given up."""
+"""Seconds to wait for the end of a stream after its last event, before dropping the connection."""
 
 BUSY = frozenset({429, 502, 503, 504})
-"""Answers after which the same request may succeed: nothing was sampled."""
+"""Status codes after which the request may be retried: nothing was sampled."""
 _OVERFLOW_WORDS = (
     "context length",
     "context_length",
@@ -59,18 +59,18 @@ _OVERFLOW_WORDS = (
 _PROMPT_LENGTH = re.compile(
     r"(\d+) input tokens|\((\d+) in the messages|(\d+) tokens from the input|prompt \(length (\d+)\)"
 )
-"""How the engines' versions tell the length of a prompt that, or whose answer, does not fit."""
+"""Finds the prompt's length in an engine's message that a request does not fit."""
 _DONE = b"[DONE]"
-"""What stands in the last event of a stream instead of JSON."""
+"""The data of a stream's last event."""
 
 
 class NotAccepted(RequestUnfit):
-    """The engine refuses the request as it stands: the same again will be refused again."""
+    """The engine rejects the request; retrying cannot help."""
 
     def __init__(self, message: str, *, reason: str) -> None:
         super().__init__(message)
         self.reason = reason
-        """What the engine says, without where it is."""
+        """The engine's message without its URL."""
 
 
 class Reader(ABC, Generic[Chunk]):
@@ -79,20 +79,20 @@ class Reader(ABC, Generic[Chunk]):
     def __init__(self, url: str, version: Callable[[], int]) -> None:
         self._url = url
         self._known_version = version
-        """The version of the weights in use, where the server's answers do not tell it."""
+        """The weight version, if the server's answers do not name it."""
         self._tokens = 0
-        """How many were read."""
+        """Number of tokens read."""
         self._has_spoken = False
-        """Whether text was read, which may come without tokens."""
+        """Whether any text was read, even without tokens."""
         self._held: Chunk | None = None
 
     @abstractmethod
     def read(self, event: dict[str, Any]) -> Chunk | None:
-        """The chunk to pass on now. The finishing one is held for what may follow it."""
+        """Return the next chunk; the final one is held for what may follow it."""
 
     @abstractmethod
     def chunks(self, events: Iterable[dict[str, Any]]) -> Iterator[Chunk]:
-        """What events that have arrived at once amount to."""
+        """Return the chunks of events that arrived together."""
 
     def last(self) -> Chunk:
         """The finishing chunk, after the last event."""
@@ -123,7 +123,7 @@ class TokenReader(Reader[TokenChunk]):
 
 
 class Question(NamedTuple, Generic[Chunk]):
-    """What to ask a server for, and how to read its answer."""
+    """A request, and how to read its answer."""
 
     path: str
     body: dict[str, Any]
@@ -134,7 +134,7 @@ class HttpEngine(Engine):
     """An engine at a URL."""
 
     requirement: ClassVar[str]
-    """What the server must be for its tokens to be usable: the hint when it is not."""
+    """Hint on what the server needs for its tokens to be usable."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class HttpEngine(Engine):
         self.policy_version = 0
         """Stamped on tokens, as they come, when the server does not name the version itself."""
         self._model = ""
-        """What the server calls its model, once it was asked."""
+        """The served model name, once known."""
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._connections = Connections(
             self.url, headers, connect_seconds=CONNECT_SECONDS, silence_seconds=SILENCE_SECONDS
@@ -165,7 +165,7 @@ class HttpEngine(Engine):
         return self._model
 
     async def _try_chat(self, *tools: ToolDefinition) -> str | None:
-        """What is wrong with a short answer that the server renders the prompt of, if anything."""
+        """Return what is wrong with a short chat answer, if anything."""
         sampling = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_tokens=1)
         chat = ChatRequest("", (Message(Role.USER, "Hi"),), tools)
         async with aclosing(self.chat(ChatCall(f"check-{uuid4().hex}", chat, sampling))) as chunks:
@@ -189,7 +189,7 @@ class HttpEngine(Engine):
         yield reader.last()
 
     async def _recognise(self) -> None:
-        """Called before events are read: find out whose they are."""
+        """Identify the server before its events are read."""
 
     async def _get(self, path: str, *, older: str | None = None) -> dict[str, Any]:
         """The object at a path, or at the one it has on older servers; EngineDown if there is none (yet)."""
@@ -224,7 +224,7 @@ class HttpEngine(Engine):
             ) from error
 
     async def _order(self, path: str, body: Any = None, *, needs: str) -> bytes:
-        """Have something done that may take long; EngineError if it is not, with what it needs if unknown."""
+        """Send a slow request; raise EngineError with a hint if it fails."""
         status, answer = await self._ask("POST", path, body, seconds=ORDER_SECONDS)
         if status == 404:
             raise EngineError(f"the engine at {self.url} has no {path.partition('?')[0]}", hint=needs)
@@ -273,7 +273,7 @@ class HttpEngine(Engine):
 
 
 async def _parsed(response: Exchange) -> AsyncGenerator[Iterator[dict[str, Any]], None]:
-    """The JSON of the server-sent events up to [DONE]. Lines may be longer than any read buffer."""
+    """Parse server-sent events up to [DONE]. Lines may exceed any read buffer."""
     begun: list[bytes] = []
     while piece := await response.piece():
         begun.append(piece)
@@ -307,7 +307,7 @@ def _object(data: bytes) -> dict[str, Any]:
 
 
 def refusal(url: str, status: int, reason: str) -> EngineError:
-    """The error that an engine means by refusing a request before it sampled anything."""
+    """The error for a request that was refused before sampling."""
     if status == 400 and any(words in reason.lower() for words in _OVERFLOW_WORDS):
         told = _PROMPT_LENGTH.search(reason)
         return ContextOverflow(reason, prompt_tokens=int(next(filter(None, told.groups()))) if told else None)
@@ -318,7 +318,7 @@ def refusal(url: str, status: int, reason: str) -> EngineError:
 
 
 def reason_in(body: bytes) -> str:
-    """The message in an error body of any of the shapes seen, else its beginning."""
+    """Extract the message of an error body of any known form, else its beginning."""
     with suppress(orjson.JSONDecodeError):
         document = orjson.loads(body)
         if isinstance(document, dict):
@@ -337,7 +337,7 @@ def reason_in(body: bytes) -> str:
 
 
 def coalesce_chunks(read: Iterable[TokenChunk | None]) -> Iterator[TokenChunk]:
-    """As few chunks as the versions of their tokens allow; an error comes after what was read before it."""
+    """Merge chunks of the same version; an error comes after what was read before it."""
     arrived: list[TokenChunk] = []
     failure: Exception | None = None
     try:

@@ -1,5 +1,4 @@
-"""What vLLM and SGLang share: they are tried out at start, give tokens, tokenise, can be paused, and sample
-with adapters that are loaded under way."""
+"""What vLLM and SGLang share: checks at start, tokenisation, pauses, and adapters loaded at run time."""
 
 from __future__ import annotations
 
@@ -31,39 +30,39 @@ from polar.telemetry.readings import Readings, read
 log = logging.getLogger(__name__)
 
 READINGS_SECONDS = 2.0
-"""For an engine's page of metrics: whoever waits for ours has a limit too."""
+"""Timeout for the engine's metrics page, since callers of ours have one too."""
 PAUSE_PATIENCE_SECONDS = 60.0
-"""How long a pause may last that is found at start."""
+"""Seconds before a pause found at start is taken for abandoned."""
 PROBE_TEMPERATURES = (1.0, 2.0)
-"""What an engine that does not say so is asked at, to see whether temperature counts in its logprobs."""
+"""Temperatures of the check that finds whether logprobs are after temperature."""
 PROBE_TOLERANCE = 0.05
-"""Logprobs of one token that are closer than this are the same: engines round, and add up in any order."""
-LET_GO_SECONDS = 2.0
-"""How long letting an older adapter go is waited for: SGLang first lets end what others sample with it."""
+"""Logprobs of one token within this tolerance are equal, as engines round and sum in any order."""
+UNLOAD_SECONDS = 2.0
+"""Timeout of an unload: SGLang first waits for others' requests to end."""
 ADAPTER = "polar-"
-"""How the names of adapters begin; the version follows, and for vLLM what tells it from those of others."""
+"""Prefix of adapter names; the version follows and, for vLLM, a suffix unique to this client."""
 _PROBE_TOOL = ToolDefinition("probe", "Does nothing.", {"type": "object", "properties": {}})
 
 
 class ModelServer(HttpEngine):
-    """An inference server that gives ids and logprobs of what it samples."""
+    """An inference server that returns ids and logprobs of sampled tokens."""
 
     chat_requirement: ClassVar[str]
-    """What the server must be for chat mode: the hint when its check fails."""
+    """Hint on what the server needs for chat mode."""
     resume_path: ClassVar[str]
     routing_requirement: ClassVar[str]
-    """What it must be to tell which experts tokens went to."""
+    """Hint on what it needs to report routing."""
     adapter_paths: ClassVar[str]
-    """What stands before `/load_lora_adapter` and `/unload_lora_adapter`."""
+    """Prefix of `/load_lora_adapter` and `/unload_lora_adapter`."""
     adapter_needs: ClassVar[str]
-    """How the server must be started to load adapters."""
+    """Hint on how to start the server with adapters."""
 
     _adapter: str | None = None
-    """The name under which requests ask for the adapter in use; None: the model's own weights are."""
+    """Name of the current adapter; None for the model's own weights."""
     _known_in = 0
-    """The epoch of the connections in which the server was last asked for its version."""
+    """The connections' epoch at the last version check."""
     _logprobs_mode: str | None = None
-    """What `check` has found out."""
+    """The result of `check`."""
 
     def __init__(
         self, url: str, api_key: str | None = None, *, record_routing: bool = False, **settings: Any
@@ -71,7 +70,7 @@ class ModelServer(HttpEngine):
         super().__init__(url, api_key, **settings)
         self._records_routing = record_routing
         self._experts: int | None = None
-        """How many each token goes to, in all layers, as `check` has found out."""
+        """Experts per token over all layers, as found by `check`."""
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         return self._answer(request, self._tokens_of)
@@ -81,18 +80,18 @@ class ModelServer(HttpEngine):
 
     @abstractmethod
     async def _tokens_of(self, request: GenerateRequest) -> Question[TokenChunk]:
-        """How the server is asked for tokens."""
+        """Build the request for tokens."""
 
     @abstractmethod
     async def _chat_of(self, call: ChatCall) -> Question[ChatChunk]:
-        """How the server is asked for a chat."""
+        """Build the request for a chat."""
 
     @abstractmethod
     async def _likeliest(self, probe: GenerateRequest) -> float:
-        """The logprob of the token that most probably follows the prompt, as a session would get it."""
+        """Return the logprob of the likeliest next token, as a session would get it."""
 
     async def check(self, mode: Mode = Mode.TOKENS) -> None:
-        """Sample one token: whether ids and logprobs come back shows only in an answer."""
+        """Sample one token, as only an answer shows whether ids and logprobs come back."""
         is_chat = mode is Mode.CHAT
         try:
             problem = await (self._try_chat() if is_chat else self._try_tokens())
@@ -113,7 +112,7 @@ class ModelServer(HttpEngine):
                 log.warning("the engine at %s refuses requests with tools: %s", self.url, error)
 
     async def _try_tokens(self) -> str | None:
-        """What is wrong with a sampled token, if anything."""
+        """Return what is wrong with a sampled token, if anything."""
         async with aclosing(self.generate(_probe(temperature=1.0))) as chunks:
             got = [chunk async for chunk in chunks]
         if not any(chunk.ids for chunk in got):
@@ -130,8 +129,7 @@ class ModelServer(HttpEngine):
         return self.routing_requirement if self._records_routing else self.requirement
 
     async def _shown_logprobs_mode(self) -> str | None:
-        """Of which distribution logprobs are: the likeliest token is the same at any temperature, and its
-        logprob is too where temperature does not count."""
+        """Find whether logprobs are after temperature, by whether the likeliest token's changes with it."""
         try:
             cool, hot = [await self._likeliest(_probe(each)) for each in PROBE_TEMPERATURES]
         except EngineDown:
@@ -177,13 +175,13 @@ class ModelServer(HttpEngine):
         return update.is_adapter or self._adapter is not None
 
     def _version_of_tokens(self) -> Callable[[], int]:
-        """A request that names an adapter keeps it."""
+        """The version of a request's tokens; a request keeps the adapter it names."""
         version = self.policy_version
         return (lambda: self.policy_version) if self._adapter is None else (lambda: version)
 
     async def _load_beside(self, update: WeightUpdate, name: str, *, is_replaced: bool) -> None:
-        """Load an adapter beside the one before, whose last requests may not have ended, and let older ones
-        go. `is_replaced`: whether the weights below it are not the first ones."""
+        """Load an adapter beside the current one, whose last requests may be running, and unload older ones.
+        `is_replaced`: whether the base weights are not the initial ones."""
         if is_replaced:
             raise EngineError(
                 f"the engine at {self.url} has other weights than the adapter was trained on: its own were"
@@ -194,10 +192,10 @@ class ModelServer(HttpEngine):
         if loaded.get(name) != update.path:
             if name in loaded:
                 # Of the same number, but of another run.
-                await self._let_go(name)
+                await self._unload_adapter(name)
             await self._load(name, update.path)
         for old in loaded.keys() - {name, self._adapter}:
-            await self._let_go(old)
+            await self._unload_adapter(old)
 
     async def _load(self, name: str, path: str | None) -> None:
         body = {"lora_name": name, "lora_path": path}
@@ -210,20 +208,20 @@ class ModelServer(HttpEngine):
                 hint=self.adapter_needs,
             )
 
-    async def _let_go(self, name: str) -> None:
+    async def _unload_adapter(self, name: str) -> None:
         order = f"{self.adapter_paths}/unload_lora_adapter"
         try:
-            await self._ask("POST", order, {"lora_name": name}, seconds=LET_GO_SECONDS)
+            await self._ask("POST", order, {"lora_name": name}, seconds=UNLOAD_SECONDS)
         except EngineDown as error:
-            log.info("the engine at %s has not let %s go yet: %s", self.url, name, error)
+            log.info("the engine at %s has not unloaded %s yet: %s", self.url, name, error)
 
     async def _loaded_adapters(self) -> dict[str, Any]:
-        """Ours, by name, with where they come from."""
+        """Our adapters' paths by name."""
         cards = (await self._get("/v1/models"))["data"]
         return {card["id"]: card.get("root") for card in cards if card["id"].startswith(ADAPTER)}
 
     async def _served_model(self) -> tuple[dict[str, Any], int]:
-        """The list of models as the server gives it, and the context of the first, whose name is kept."""
+        """Return the server's list of models and the first one's context; remember its name."""
         document = await self._get("/v1/models")
         try:
             card = document["data"][0]
@@ -237,6 +235,6 @@ class ModelServer(HttpEngine):
 
 
 def _probe(temperature: float) -> GenerateRequest:
-    """Asks for one token, on behalf of no session."""
+    """A request for one token, outside any session."""
     sampling = Sampling(temperature=temperature, top_p=1.0, top_k=0, max_tokens=1)
     return GenerateRequest(f"check-{uuid4().hex}", [1], sampling)

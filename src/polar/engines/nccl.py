@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import orjson
 
 from polar.engines.base import EngineError
-from polar.engines.transfer import described, publish, withdraw
+from polar.engines.transfer import publish, tensor_manifest, withdraw
 from polar.errors import NotInstalled
 
 if TYPE_CHECKING:
@@ -33,19 +33,19 @@ log = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 10.0
 MEET_SECONDS = 60.0
-"""How long trainer and engine try to meet."""
+"""Timeout for forming a group."""
 SEND_SECONDS = 600.0
-"""How long the weights may take, and either side any step."""
+"""Timeout for sending the weights, and for each step of either side."""
 
 Given = TypeVar("Given")
 
 
 class PeerGone(EngineError):
-    """The other side does not take part any more."""
+    """The other side has left."""
 
 
 def require() -> None:
-    """Refuse to begin where the trainer cannot take part."""
+    """Raise if the trainer cannot take part."""
     if find_spec("vllm") is None:
         raise NotInstalled(
             "rollouts.transfer: nccl needs vLLM beside the trainer, whose NCCL groups it joins",
@@ -57,7 +57,7 @@ class NcclGroup:
     """The trainer and the workers of one engine, as vLLM makes such groups."""
 
     def __init__(self, store: socket.socket, members: int, device: device) -> None:
-        """Return when all have met at the socket; this is the first of them."""
+        """Return when all members have joined at the socket; this is rank 0."""
         import torch
         from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
         from vllm.distributed.utils import StatelessProcessGroup
@@ -88,7 +88,7 @@ class NcclGroup:
         stream.synchronize()
 
     def leave(self) -> None:
-        """Whatever is being sent breaks off."""
+        """Leave the group, aborting any transfer."""
         self._members.destroy()
 
 
@@ -113,7 +113,7 @@ class Peer:
         return received
 
     async def receive_during(self, work: Awaitable[Given], seconds: float = SEND_SECONDS) -> Given:
-        """What the work gives, while the other side does its own; the first trouble ends the wait."""
+        """Run the work while listening to the other side; the first error ends both."""
         ours, theirs = asyncio.ensure_future(work), asyncio.ensure_future(self.receive(seconds))
         try:
             await asyncio.gather(ours, theirs)
@@ -148,7 +148,7 @@ class Sender:
         self._secret = secrets.token_hex(16)
         self._offers: list[Offer] = []
         self._groups: dict[tuple[str, str | None], NcclGroup] = {}
-        """By the client and when its engine was started: another engine is in no group."""
+        """Groups by client and start time of its engine: a restarted engine is in none."""
         self._loop = asyncio.new_event_loop()
         Thread(target=self._loop.run_forever, name="nccl", daemon=True).start()
         # A name may have several addresses, each with a port of its own; engines are told of one.
@@ -164,7 +164,7 @@ class Sender:
             group.leave()
 
     def offer(self, tensors: Mapping[str, Tensor], directory: Path) -> Offer:
-        """Hold tensors ready for engines that are told of the directory."""
+        """Offer tensors to engines that read the manifest in the directory."""
         host, port = self._server.sockets[0].getsockname()
         address = {"address": host, "port": port, "secret": self._secret, "offer": len(self._offers)}
         self._offers.append(Offer(tensors, directory, address))
@@ -188,7 +188,7 @@ class Sender:
         group = self._groups.pop(key, None) if asked["is_joined"] else None
         if is_new := group is None:
             self._forget(*key)
-            group = await self._met(peer, asked["workers"] + 1, tensors[0].device)
+            group = await self._join_group(peer, asked["workers"] + 1, tensors[0].device)
         try:
             if not is_new:
                 peer.send(init_info=None)
@@ -201,12 +201,12 @@ class Sender:
         peer.send(kept=True)
 
     def _forget(self, client: str, started: str | None) -> None:
-        """Leave groups whose engine is in another one from now on, or was started anew."""
+        """Leave groups whose engine joins another or was restarted."""
         for key in [key for key in self._groups if key[0] == client or key[1] == started]:
             _in_thread(self._groups.pop(key).leave)
 
-    async def _met(self, peer: Peer, members: int, device: device) -> NcclGroup:
-        """A new group, once the engine is ready to be sent weights."""
+    async def _join_group(self, peer: Peer, members: int, device: device) -> NcclGroup:
+        """Form a new group with the engine."""
         with socket.create_server((self._server.sockets[0].getsockname()[0], 0)) as store:
             host, port = store.getsockname()
             at = {"master_address": host, "master_port": port, "rank_offset": 1, "world_size": members}
@@ -232,7 +232,7 @@ async def _meet(peer: Peer, make: Callable[[], NcclGroup]) -> NcclGroup:
 
 
 def _leave_late(making: asyncio.Future[NcclGroup]) -> None:
-    """Leave a group that came about when nobody waited for it any more."""
+    """Leave a group that formed after its deadline."""
     if making.exception() is None:
         _in_thread(making.result().leave)
 
@@ -243,7 +243,7 @@ async def _send(peer: Peer, group: NcclGroup, tensors: Sequence[Tensor]) -> None
 
 
 def _in_thread(work: Callable[[], Given]) -> asyncio.Future[Given]:
-    """On a thread that nobody waits for at the process's end: NCCL may keep it for ever."""
+    """Run on a daemon thread, as NCCL may block it past the end of the process."""
     given: Future[Given] = Future()
     given.set_running_or_notify_cancel()
 
@@ -271,7 +271,7 @@ class Offer:
         if (place := next(iter(self.tensors.values())).device).type == "cuda":
             # It is sent from another stream than it is computed in.
             torch.cuda.synchronize(place)
-        self._held = publish({"nccl": address, "update_info": described(self.tensors)}, directory)
+        self._held = publish({"nccl": address, "update_info": tensor_manifest(self.tensors)}, directory)
 
     def withdraw(self) -> None:
         withdraw(self._directory)

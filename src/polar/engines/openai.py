@@ -25,10 +25,10 @@ from polar.errors import InvalidInput
 log = logging.getLogger(__name__)
 
 DEFAULT_CONTEXT = 128_000
-"""What harnesses are told of the context where neither the endpoint nor `engine.max_context` says."""
+"""The context length reported to harnesses if neither the endpoint nor `engine.max_context` gives one."""
 
 _NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
-"""Values that these parameters have when they are left out; some endpoints refuse to be told."""
+"""Default values of parameters that some endpoints reject, even at the default."""
 _OPTIONAL = (
     "max_tokens",
     "seed",
@@ -39,7 +39,7 @@ _OPTIONAL = (
     "stream_options",
     "stream",
 )
-"""What an endpoint may refuse and still be used."""
+"""Parameters that an endpoint may reject and remain usable."""
 
 
 class OpenAIEngine(HttpEngine):
@@ -52,7 +52,7 @@ class OpenAIEngine(HttpEngine):
         super().__init__(url, api_key, **settings)
         self._model = model or ""
         self._refused: set[str] = set()
-        """Parameters that this endpoint does not take."""
+        """Parameters that this endpoint rejects."""
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         raise EngineError("an openai engine takes no tokens", hint="set engine.mode to chat")
@@ -68,7 +68,7 @@ class OpenAIEngine(HttpEngine):
                 self._do_without(error, self._body(call))
 
     async def model_info(self) -> ModelInfo:
-        """As the endpoint lists it; one that lists nothing is taken at the settings' word."""
+        """The model as listed by the endpoint, else as configured."""
         status, answer = await self._ask("GET", "/v1/models")
         cards = _cards(answer) if status == 200 else {}
         if not self._model and len(cards) != 1:
@@ -80,7 +80,7 @@ class OpenAIEngine(HttpEngine):
         return ModelInfo(self._model, context, self.policy_version)
 
     async def check(self, mode: Mode = Mode.TOKENS) -> None:
-        """Ask for a word, so that a wrong URL, key or model shows before any session."""
+        """Request one token, so that a wrong URL, key or model fails before any session."""
         if mode is Mode.TOKENS:
             raise InvalidInput("an openai engine gives text only", hint="set engine.mode to chat or auto")
         try:
@@ -109,7 +109,7 @@ class OpenAIEngine(HttpEngine):
         }
 
     def _do_without(self, error: NotAccepted, body: dict[str, Any]) -> None:
-        """Leave out from now on what the endpoint says it does not take; raise if that is nothing of ours."""
+        """Stop sending the parameter that the endpoint rejects; raise if it is not ours."""
         blamed = next((name for name in _OPTIONAL if name in body and name in error.message), None)
         if blamed is None:
             raise error
@@ -118,7 +118,7 @@ class OpenAIEngine(HttpEngine):
 
 
 def _cards(answer: bytes) -> dict[str, dict[str, Any]]:
-    """What a server's list of models says of each; nothing where it is no such list."""
+    """Parse a server's list of models; empty if it is not one."""
     try:
         return {card["id"]: card for card in orjson.loads(answer)["data"]}
     except (ValueError, KeyError, TypeError):

@@ -29,13 +29,13 @@ from polar.models.policy import PauseMode
 
 @dataclass(slots=True, eq=False)
 class _Pausable:
-    """A generation that a pause may break off."""
+    """A generation that a pause may interrupt."""
 
     waiter: asyncio.Task[Any] | None = None
-    """Who waits for its next token, if somebody does."""
+    """The task that waits for its next token, if any."""
     is_broken_off: bool = False
     is_interrupted: bool = False
-    """Whether whoever waited was cancelled for it."""
+    """Whether the waiter was cancelled by the pause."""
 
     def break_off(self) -> None:
         self.is_broken_off = True
@@ -45,7 +45,7 @@ class _Pausable:
 
 
 class PausableEngine:
-    """What model calls ask of an engine, behind a door that a pause closes."""
+    """An engine as model calls see it; a pause holds calls back."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -147,7 +147,7 @@ class PausableEngine:
             self._finished.set()
 
     async def _break_off(self) -> None:
-        """End everything that can be continued; return when it has ended."""
+        """Interrupt all generations that can be continued, and return when they have ended."""
         for call in self._in_flight:
             call.break_off()
         while self._in_flight:
@@ -156,13 +156,13 @@ class PausableEngine:
 
 
 def _is_cancelled_besides() -> bool:
-    """Whether somebody else wants the end of the task whose wait was just broken off."""
+    """Whether the interrupted task was also cancelled by someone else."""
     task = asyncio.current_task()
     return task is not None and task.uncancel() > 0
 
 
 def _continued(request: GenerateRequest, sampled: list[int]) -> GenerateRequest:
-    """The request for what is left, after the tokens that it has brought already."""
+    """The request for the rest, after the tokens sampled so far."""
     if not sampled:
         return request
     sampling = request.sampling
@@ -180,7 +180,7 @@ def _continued(request: GenerateRequest, sampled: list[int]) -> GenerateRequest:
 
 
 def _ended(request: GenerateRequest, sampled: list[int]) -> FinishReason | None:
-    """Why nothing is left to sample, where the pause came between the last token and its reason."""
+    """The finish reason, if the pause fell between the last token and its reason."""
     if sampled and sampled[-1] in request.stop_token_ids:
         return FinishReason.STOP
     limit = request.sampling.max_tokens

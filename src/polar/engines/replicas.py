@@ -48,7 +48,7 @@ T = TypeVar("T")
 Chunk = TypeVar("Chunk", TokenChunk, ChatChunk)
 
 TRIES = 3
-"""Replicas that one request may try; each has its own patience with its own connection."""
+"""Maximum replicas per request; each retries its own connection."""
 FIRST_BACKOFF_SECONDS = 1.0
 LAST_BACKOFF_SECONDS = 30.0
 PROBE_SECONDS = 60.0
@@ -61,9 +61,9 @@ Pinning without such a bound piles sessions up on one replica until they evict e
 a bound near 1 sends sessions away, to a cold cache, for what is only chance.
 """
 LIGHT = 8
-"""Open requests that overload no replica: a batch this small costs less than a prefix computed anew."""
+"""A replica with this few open requests is never overloaded: recomputing a prefix costs more."""
 DISPLACED = 100_000
-"""Sessions remembered; one forgotten goes back to its first replica."""
+"""Number of displaced sessions remembered; others return to their first replica."""
 
 
 def ranking(key: str, names: Collection[str]) -> list[str]:
@@ -108,23 +108,24 @@ class Replicas(Engine):
         self._first_backoff_seconds = first_backoff_seconds
         self._model: ModelInfo | None = None
         self._mode = Mode.TOKENS
-        """What a replica that comes back is checked for."""
+        """The mode to check a recovered replica for."""
         self._update: WeightUpdate | None = None
-        """The weights that a replica must have to be asked."""
+        """The weights a replica must have before it gets requests."""
         self._displaced: OrderedDict[str, str] = OrderedDict()
-        """Where sessions went that are not on the first replica of their ranking, the latest last."""
+        """Replica of each session that is not on its first choice, most recent last."""
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         session = request.session or request.request_id
-        return self._carried(session, lambda engine: engine.generate(request))
+        return self._stream_with_failover(session, lambda engine: engine.generate(request))
 
     def chat(self, call: ChatCall) -> AsyncGenerator[ChatChunk, None]:
-        return self._carried(call.session or call.request_id, lambda engine: engine.chat(call))
+        session = call.session or call.request_id
+        return self._stream_with_failover(session, lambda engine: engine.chat(call))
 
-    async def _carried(
+    async def _stream_with_failover(
         self, key: str, ask: Callable[[Engine], AsyncGenerator[Chunk, None]]
     ) -> AsyncGenerator[Chunk, None]:
-        """What the replica that the key belongs to answers, or another before the first chunk."""
+        """Stream from the key's replica, or from another if it fails before the first chunk."""
         tried: set[str] = set()
         while True:
             replica = self._choose(key, tried)
@@ -145,7 +146,7 @@ class Replicas(Engine):
                     raise
 
     async def model_info(self) -> ModelInfo:
-        """What all replicas that answer say; InvalidInput if they do not say the same."""
+        """The model that all reachable replicas report; raise InvalidInput if they differ."""
         replicas = self._replicas.values()
         found = await asyncio.gather(*(self._tried(each, each.engine.model_info()) for each in replicas))
         infos = {name: info for name, info in zip(self._replicas, found, strict=True) if info is not None}
@@ -174,7 +175,7 @@ class Replicas(Engine):
         return await self._up[0].engine.count_tokens(chat) if self._up else None
 
     async def score(self, ids: list[int]) -> list[float]:
-        """By the replica that has the least to do: nothing is cached of what is scored."""
+        """Score on the least loaded replica, since scoring uses no cache."""
         replica = min(self._up or self._replicas.values(), key=lambda replica: replica.open)
         with replica.carrying_one_more():
             return await replica.engine.score(ids)
@@ -198,7 +199,7 @@ class Replicas(Engine):
         await self._all("resume", lambda engine: engine.resume())
 
     async def update_weights(self, update: WeightUpdate) -> None:
-        """All replicas that are asked have them; one that fails is put aside until it has them too."""
+        """Update all healthy replicas; one that fails is put aside until it is updated too."""
         asked = await self._all("change its weights", lambda engine: engine.update_weights(update))
         self._update = update
         for replica in self._up:
@@ -209,7 +210,8 @@ class Replicas(Engine):
         return any(replica.engine.begins_anew(update) for replica in self._replicas.values())
 
     async def _all(self, purpose: str, do: Callable[[Engine], Coroutine[None, None, None]]) -> list[_Replica]:
-        """Have every replica do it that is up, and return these; EngineError if none can: then all stay."""
+        """Run it on every healthy replica and return those; raise EngineError, keeping all, if none
+        succeeds."""
         up = self._up
         if not up:
             raise self._all_down()
@@ -250,7 +252,7 @@ class Replicas(Engine):
         return [replica for replica in self._replicas.values() if replica.is_up]
 
     async def _tried(self, replica: _Replica, asked: Awaitable[T]) -> T | None:
-        """What a replica answers; None: it is down, and is put aside."""
+        """Return a replica's answer; put it aside and return None if it is down."""
         try:
             return await asked
         except EngineDown as error:
@@ -279,7 +281,7 @@ class Replicas(Engine):
                 return
 
     async def _probe(self, replica: _Replica) -> None:
-        """Raise unless the replica serves our model, and in a way that can be used."""
+        """Raise unless the replica serves our model in a usable way."""
         info = await replica.engine.model_info()
         model = self._model
         if model is not None and (info.name, info.max_context) != (model.name, model.max_context):
@@ -303,7 +305,7 @@ class Replicas(Engine):
 
 
 class _Replica:
-    """One engine, what it carries, and whether it is put aside."""
+    """One engine with its open requests and its health."""
 
     def __init__(self, name: str, engine: Engine) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""The experts that tokens went to, as engines write them: in base64, a row of numbers for each token."""
+"""Parses the experts of tokens as engines encode them: base64, one row of numbers per token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 def from_npy(text: str, rows: int, width: int | None) -> Routing | None:
-    """As vLLM writes it: a numpy file of [tokens, layers, experts]. `width`: of each token, if known."""
+    """vLLM's format: a numpy file of [tokens, layers, experts]. `width`: numbers per token, if known."""
     try:
         told = np.load(io.BytesIO(base64.b64decode(text)), allow_pickle=False)
     except (binascii.Error, ValueError, EOFError) as error:
@@ -26,8 +26,8 @@ def from_npy(text: str, rows: int, width: int | None) -> Routing | None:
 
 
 def from_numbers(text: str, rows: int, width: int | None) -> Routing | None:
-    """As SGLang writes it: the bare numbers, in four bytes each. Of how many layers they are it does not say,
-    so that all stand in one: whoever knows how many experts a layer takes can tell them apart."""
+    """SGLang's format: bare numbers of four bytes each. The layer count is not included, so all experts of a
+    token stand in one layer until a reader that knows the number per layer separates them."""
     try:
         told = np.frombuffer(base64.b64decode(text), "<i4").reshape(rows, 1, width or -1)
     except (binascii.Error, ValueError) as error:
@@ -37,7 +37,7 @@ def from_numbers(text: str, rows: int, width: int | None) -> Routing | None:
 
 
 def _checked(told: np.ndarray[Any, np.dtype[Any]], rows: int, width: int | None) -> Routing | None:
-    """In as few bytes as hold it; None if it is not of these tokens."""
+    """The smallest type that holds the numbers; None if they do not fit the tokens."""
     is_whole = told.ndim == 3 and len(told) == rows and told[0].size == (width or told[0].size)
     if not told.size or not is_whole or told.dtype.kind not in "iu":
         log.warning("an engine told the experts of %s %s for %d tokens", told.dtype, told.shape, rows)

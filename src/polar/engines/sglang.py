@@ -33,15 +33,15 @@ from polar.models.policy import PauseMode
 log = logging.getLogger(__name__)
 
 ABORT_SECONDS = 2.0
-"""How long closing a generation may wait for the server to hear of it."""
+"""Seconds to wait for the server to acknowledge an abort."""
 
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 _PAUSES = {PauseMode.KEEP: "retract", PauseMode.DRAIN: "retract", PauseMode.ABORT: "abort"}
 """Requests that are retracted go back to the queue with their tokens, and are computed anew after the pause:
 in place they would keep what the old weights computed, and the cache could not be flushed."""
 _ON_TOP = "+adapter-"
-"""In the name of weights that an adapter is used with: before it stands their own version, behind it the
-adapter's. So tokens of either have the right one, whoever asked for them."""
+"""Separates the base weights' version from the adapter's in the name of the weights, so that the tokens of
+either get the right one whichever client asked for them."""
 _PAUSABLE = "it must be SGLang 0.5 or newer, reached directly"
 
 
@@ -66,16 +66,16 @@ class SglangEngine(ModelServer):
     _first_path: str | None = None
     """What the model is called, and where its weights are, as long as none were replaced."""
     _path: str | None = None
-    """Where its weights are, those below any adapter."""
+    """Path of its weights, without any adapter."""
     _is_replaced = False
-    """Whether SGLang has other weights than its first, below any adapter."""
+    """Whether SGLang has other than its initial weights, without any adapter."""
     _base_version = 0
-    """That of the weights below any adapter."""
+    """Version of the weights, without any adapter."""
 
     def __init__(self, url: str, api_key: str | None = None, **settings: Any) -> None:
         super().__init__(url, api_key, **settings)
         self._asked = 0
-        """Generations that are not answered yet."""
+        """Number of running generations."""
         self._answered = asyncio.Event()
 
     async def _answer(
@@ -103,7 +103,7 @@ class SglangEngine(ModelServer):
                 self._answered.set()
 
     async def _tokens_of(self, request: GenerateRequest) -> Question[TokenChunk]:
-        body = _request_body(request) | await self._weights_of_now()
+        body = _request_body(request) | await self._adapter_fields()
         if self._records_routing:
             body |= {"return_routed_experts": True, "routed_experts_start_len": request.routed_from}
         rows = len(request.prompt_ids) - request.routed_from
@@ -111,15 +111,15 @@ class SglangEngine(ModelServer):
         return Question("/generate", body, _SglangReader(self.url, version, named, rows, self._experts))
 
     async def _chat_of(self, call: ChatCall) -> Question[ChatChunk]:
-        """Always in one piece: SGLang refuses to give token ids with a chat that streams."""
-        body = _chat_body(call, await self._served_name()) | await self._weights_of_now()
+        """Build the request, never streaming: SGLang returns token ids only with whole chats."""
+        body = _chat_body(call, await self._served_name()) | await self._adapter_fields()
         version, named = self._version_of_tokens(), self._reads_version()
         return Question(
             chat_wire.PATH, body, chat_wire.ChatReader(self.url, version, call.sampling.stop, named=named)
         )
 
-    async def _weights_of_now(self) -> dict[str, str]:
-        """What a request says to be sampled with the adapter in use, if one is."""
+    async def _adapter_fields(self) -> dict[str, str]:
+        """Fields of a request that select the current adapter, if there is one."""
         epoch = self._connections.epoch
         if self._adapter is not None and epoch != self._known_in:
             # SGLang may have been started anew, without it.
@@ -132,7 +132,7 @@ class SglangEngine(ModelServer):
         return self._adapter == adapter
 
     def _reads_version(self) -> Callable[[Any], int]:
-        """How the version of tokens that are asked for now is read in the name of the weights."""
+        """Return the parser of token versions for new requests."""
         return chat_wire.weight_version if self._adapter is None else _adapters_version(self.policy_version)
 
     async def score(self, ids: list[int]) -> list[float]:
@@ -144,7 +144,7 @@ class SglangEngine(ModelServer):
             "logprob_start_len": 0,
             "stream": False,
         }
-        body |= await self._weights_of_now()
+        body |= await self._adapter_fields()
         return _prompt_logprobs(await self._document("/generate", body), ids)
 
     async def _likeliest(self, probe: GenerateRequest) -> float:
@@ -206,7 +206,7 @@ class SglangEngine(ModelServer):
         self.policy_version = update.version
 
     async def _has(self, path: str | None) -> bool:
-        """Whether these are the weights in use: those of another run may have the same version."""
+        """Whether these weights are in use; another run's may have the same version."""
         if self._adapter is not None:
             return (await self._loaded_adapters()).get(self._adapter) == path
         return not self._is_replaced if path is None else self._path == path
@@ -266,7 +266,7 @@ class SglangEngine(ModelServer):
             log.warning("%s", error)
 
     async def _abort(self, rid: str) -> None:
-        """Besides the closed connection, which the server notices only when it next writes to it."""
+        """Abort explicitly, as the server notices a closed connection only on its next write."""
         try:
             async with asyncio.timeout(ABORT_SECONDS):
                 await self._ask("POST", "/abort_request", {"rid": rid})
@@ -280,7 +280,7 @@ class _SglangReader(TokenReader):
 
     _version = 0
     _sampled_before = 0
-    """How many tokens the weights sampled that were replaced under way."""
+    """Number of tokens sampled before the last weight update."""
 
     def __init__(
         self,
@@ -293,9 +293,9 @@ class _SglangReader(TokenReader):
         super().__init__(url, version)
         self._named_version = named
         self._prompt_rows = prompt_rows
-        """Of how many tokens of the prompt the experts are asked for."""
+        """Number of prompt tokens whose experts are requested."""
         self._experts = experts
-        """Of each token, in all layers, where that is known."""
+        """Experts per token over all layers, if known."""
 
     def read(self, event: dict[str, Any]) -> TokenChunk | None:
         self.raise_error(event, status=400)
@@ -322,7 +322,7 @@ class _SglangReader(TokenReader):
         return chunk if ids else None
 
     def _routing(self, told: Any) -> Routing | None:
-        """Of tokens before weights were replaced, they are those of the new ones: they are left out."""
+        """Omit experts recomputed after a weight update."""
         if not isinstance(told, str):
             return None
         found = from_numbers(told, self._prompt_rows + self._tokens - 1, self._experts)
@@ -348,7 +348,7 @@ class _SglangReader(TokenReader):
         return ids, logprobs
 
     def _new(self, items: Any, count: int, *, is_last: bool) -> list[Any]:
-        """What a list of all tokens, or of the new ones only, adds to those passed on already."""
+        """Return the tokens not passed on yet, from a list of all tokens or of new ones only."""
         if not isinstance(items, list):
             if count == self._tokens:
                 return []
@@ -377,7 +377,8 @@ class _SglangReader(TokenReader):
 
 
 def _adapters_version(version: int) -> Callable[[Any], int]:
-    """That of all tokens of a request that names an adapter, while that is on the weights it belongs to."""
+    """Return the parser of a request with an adapter; it fails if the base weights were replaced
+    meanwhile."""
 
     def read(named: Any) -> int:
         if str(named).isdecimal():
@@ -391,7 +392,7 @@ def _prompt_logprobs(answer: dict[str, Any], ids: list[int]) -> list[float]:
     try:
         rows = answer["meta_info"]["input_token_logprobs"]
         if [row[1] for row in rows] != ids:
-            raise ValueError("they are of other tokens")
+            raise ValueError("token ids do not match the request")
         return [0.0, *(float(row[0]) for row in rows[1:])]
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise EngineError(f"the engine sent no usable input_token_logprobs: {error!r}") from error
@@ -437,7 +438,8 @@ def _chat_body(call: ChatCall, model: str) -> dict[str, Any]:
 
 
 def _neutral(fields: dict[str, Any]) -> dict[str, Any]:
-    """The values that a server may prefer others to are named. It says "all" with a top_k of -1, not 0."""
+    """Sampling parameters sent explicitly, as servers may have other defaults. SGLang's top_k for "all" is
+    -1, not 0."""
     if fields.get("top_k") == 0:
         fields["top_k"] = -1
     return fields | {"min_p": 0.0, "repetition_penalty": 1.0}

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 MANIFEST = "transfer.json"
 _HELD = "transfer.lock"
 FILES_SECONDS = 600.0
-"""How long files are waited for."""
+"""Timeout for the files."""
 LOOK_SECONDS = 0.1
 _COUNTERS = Path("/dev/shm")
 _COUNTERS_BEGIN = 64
@@ -41,20 +41,20 @@ class Shared(Protocol):
     """Tensors that engines can take until they are withdrawn."""
 
     tensors: dict[str, Tensor]
-    """Under the names that checkpoints give them."""
+    """By their names in checkpoints."""
     files_at_once: bool
     """Whether files are written while engines take these: those that cannot wait for files."""
 
     def withdraw(self) -> None:
-        """Let go of the tensors, as soon as no engine takes them."""
+        """Free the tensors once no engine reads them."""
 
 
 Share = Callable[[Mapping[str, "Tensor"], Path], Shared]
 """Holds tensors ready for engines that are told of a directory."""
 
 
-def described(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """What vLLM is told of tensors, however they come."""
+def tensor_manifest(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Names, types and shapes, as every weight transfer of vLLM takes them."""
     return {
         "names": list(tensors),
         "dtype_names": [str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()],
@@ -63,7 +63,7 @@ def described(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def publish(manifest: Mapping[str, Any], directory: Path) -> IO[str]:
-    """Tell engines of weights, which are taken to be there until what is returned is closed."""
+    """Write the manifest; the weights are valid until the returned file is closed."""
     held = (directory / _HELD).open("w")
     lock(held)
     write_atomic(directory / MANIFEST, orjson.dumps(manifest).decode())
@@ -115,7 +115,9 @@ async def in_files(directory: str | Path | None) -> None:
                 _refuse_if_gone(Path(directory))
                 await asyncio.sleep(LOOK_SECONDS)
     except TimeoutError:
-        raise EngineError(f"the weights in {directory} are in no files after {FILES_SECONDS:g} s") from None
+        raise EngineError(
+            f"the weights in {directory} were not written to files within {FILES_SECONDS:g} s"
+        ) from None
 
 
 def _refuse_if_gone(directory: Path) -> None:
@@ -144,15 +146,15 @@ class SharedTensors:
         torch.cuda.synchronize(first.device)
         self._readers = _Readers([(handle[11], handle[12]) for handle in handles])
         pickled = base64.b64encode(pickle.dumps([{gpu: handle} for handle in handles])).decode()
-        told = described(tensors) | {"ipc_handles_pickled": pickled}
+        update = tensor_manifest(tensors) | {"ipc_handles_pickled": pickled}
         try:
-            self._held = publish({"update_info": told}, directory)
+            self._held = publish({"update_info": update}, directory)
         except BaseException:
             self._readers.forget()
             raise
 
     def withdraw(self) -> None:
-        """Let go of the memory, as soon as no engine reads it."""
+        """Free the memory once no engine reads it."""
         import torch
 
         withdraw(self._directory)
@@ -178,7 +180,7 @@ class _Readers:
             self._places = []
 
     def forget(self) -> None:
-        """Have the memory freed with its tensors, whoever has read them."""
+        """Free the memory with its tensors, even if not all readers have finished."""
         for place in self._places:
             self._value(*place, becomes=0)
         self._places = []

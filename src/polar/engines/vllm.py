@@ -58,13 +58,12 @@ GENERATE = "/inference/v1/generate"
 _OURS = {"return_token_ids": True, "min_p": 0.0, "repetition_penalty": 1.0}
 """What every request says: vLLM fills what is left out from the model's generation_config."""
 _REPLACING = "+replacing-"
-"""In the name of weights while some of them may be old and others new: before it stands the version to come,
-behind it who replaces them."""
+"""Separates, in the name of weights during an update, the next version from the client that loads it."""
 SETTLE_SECONDS = 0.05
-"""How long after naming the weights a client looks whether another did so at the same moment."""
+"""Seconds before a client checks that no other named the weights at the same time."""
 LOOK_SECONDS = 0.1
 _FIRST = "first"
-"""What those are called that vLLM was started with, where it has no names for weights."""
+"""Name of the initial weights of a vLLM without names for weights."""
 _STARTED = re.compile(rb"^process_start_time_seconds (\S+)", re.MULTILINE)
 
 
@@ -87,15 +86,15 @@ class VllmEngine(ModelServer):
     _root: str | None = None
     """Where vLLM's first weights are."""
     _names_version = False
-    """Whether it is `polar engine`, whose answers name the version of each token."""
+    """Whether it is `polar engine`, which reports the version of each token."""
     _named: tuple[bytes, str] | None = None
-    """When vLLM was started and what its weights are called since, where it has no names for weights."""
+    """(start time, name of the weights) for a vLLM without names for weights."""
     _joined: tuple[str, bytes] | None = None
-    """The trainer that vLLM last met over NCCL, and when vLLM was started."""
+    """The trainer of vLLM's current NCCL group, and vLLM's start time."""
 
     @cached_property
     def _id(self) -> str:
-        """What tells this client from others of the same engine."""
+        """Identifies this client among others of the same engine."""
         return uuid4().hex[:12]
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
@@ -108,19 +107,18 @@ class VllmEngine(ModelServer):
                 sampled += chunk.ids
                 is_lost = chunk.finish_reason is not None and chunk.routing is None
                 if self._records_routing and is_lost and version == self.policy_version:
-                    kept = await self._kept_routing(request, sampled, before)
+                    kept = await self._recover_routing(request, sampled, before)
                     # A pause may have held the question until other weights were there.
                     chunk = replace(chunk, routing=kept if version == self.policy_version else None)
                 yield chunk
 
-    async def _kept_routing(
+    async def _recover_routing(
         self, request: GenerateRequest, sampled: list[int], before: int
     ) -> Routing | None:
-        """What vLLM 0.24 did not say of a stream whose last tokens it sent together.
+        """Ask for the experts that vLLM 0.24 leaves out of a stream whose last tokens it sent together.
 
-        It knows the experts of whatever its prefix cache still holds as they were; those that it would have
-        to compute for this question are left out. So are those of what was sampled `before` weights were
-        replaced: the cache holds them as the new ones have computed them.
+        Only tokens still in the prefix cache count: the experts of any others would be computed anew. The
+        `before` tokens sampled before a weight update are left out, since the cache was recomputed after it.
         """
         ids, start = [*map(int, request.prompt_ids), *sampled[:-1]], request.routed_from
         if before:
@@ -179,10 +177,10 @@ class VllmEngine(ModelServer):
         return float(max(answer["choices"][0]["logprobs"]["top_logprobs"][0].values()))
 
     async def _sampled_name(self, session: str = "") -> str:
-        """What a request names to be sampled with the weights of now."""
+        """The model name that selects the current weights."""
         # What a check samples is nobody's; a session's tokens must have a version.
         if session and self.policy_version == HALF_REPLACED:
-            raise EngineDown(f"the engine at {self.url} has weights that are half replaced")
+            raise EngineDown(f"the engine at {self.url} is in the middle of a weight update")
         if self._adapter is not None:
             await self._recognise()
         return self._adapter or await self._served_name()
@@ -253,7 +251,7 @@ class VllmEngine(ModelServer):
         self._adapter = name
 
     async def _name_weights(self, name: str) -> bool:
-        """Whether other clients of this engine see the name."""
+        """Name the weights; return whether other clients can see the name."""
         status, answer = await self._ask("POST", "/update_weight_version", {"new_version": name})
         if status == 404 and (started := await self._started()):
             # Before 0.32. The name is lost with this client, and then the weights are loaded again.
@@ -273,9 +271,9 @@ class VllmEngine(ModelServer):
         await self._reload_from(update, None)
 
     async def _reload_from(self, update: WeightUpdate, shared: dict[str, Any] | None) -> bool:
-        """Whether vLLM has the weights, or waits for files. `shared`: what is told of those that the trainer
-        holds ready, where they are in no files."""
-        # Should it break off, nobody takes them for those that they were.
+        """Whether vLLM has the weights; otherwise it waits for files. `shared`: the trainer's manifest of
+        weights that are not in files."""
+        # An interrupted update must not pass for the old weights.
         mine = f"{update.version}{_REPLACING}{self._id}"
         if await self._name_weights(mine):
             await asyncio.sleep(SETTLE_SECONDS)
@@ -298,7 +296,7 @@ class VllmEngine(ModelServer):
         return True
 
     async def _take(self, path: str | None, shared: dict[str, Any] | None) -> str | None:
-        """Over what the weights came; None: vLLM cannot take them over NCCL."""
+        """Receive the weights; return how, or None if vLLM cannot use NCCL."""
         if shared is None:
             # Left out, the path would be the last one.
             body = {"method": "reload_weights", "kwargs": {"weights_path": path or self._root}}
@@ -327,7 +325,7 @@ class VllmEngine(ModelServer):
             await self._order("/start_weight_update", {}, needs=needs)
 
     async def _receive(self, told: dict[str, Any], update_info: dict[str, Any]) -> None:
-        """Have vLLM take what the trainer sends, which it meets first, unless it has."""
+        """Receive weights from the trainer, joining its group first if needed."""
         workers, started = await self._workers(), await self._started()
         joined = (told["secret"], started) if started is not None else None
         is_joined, self._joined = joined is not None and self._joined == joined, None
@@ -367,14 +365,14 @@ class VllmEngine(ModelServer):
         await trainer.receive_during(order, nccl.MEET_SECONDS)
 
     async def _workers(self) -> int:
-        """How many processes vLLM computes with."""
+        """Number of vLLM's worker processes."""
         status, answer = await self._ask("GET", "/get_world_size")
         if status != 200:
             raise EngineError(f"the engine at {self.url} answers {status} to /get_world_size", hint=_NCCL)
         return int(orjson.loads(answer)["world_size"])
 
     def _refuse_bad_path(self, path: str | None) -> None:
-        """vLLM does not outlive weights that it cannot read: they are looked for where that can be done."""
+        """Check the path if visible from here, as unreadable weights end vLLM."""
         is_here = urlsplit(self.url).hostname in ("127.0.0.1", "::1", "localhost")
         # In this order: when the manifest goes, the files are there.
         names = (transfer.MANIFEST, "*.safetensors")
@@ -382,7 +380,7 @@ class VllmEngine(ModelServer):
             raise EngineError(f"the weights at {path} cannot be read: the directory holds no safetensors")
 
     async def _last_version(self) -> int:
-        """What the weights are called that vLLM was last given; 0 if it was given none since its start."""
+        """Return the version of the last loaded weights; 0 if none since its start."""
         named = await self._weight_name()
         if named is not None and _REPLACING in named:
             # Weights that are here already are replaced by themselves, by another client of this engine.
@@ -395,10 +393,7 @@ class VllmEngine(ModelServer):
         return self.policy_version
 
     async def _another_loads(self, version: int, *, was_seen: bool = False) -> bool:
-        """Whether another client of this engine, seen replacing its weights with this version, has done so.
-
-        One that died is not waited for any longer than a pause.
-        """
+        """Wait while another client loads this version; return whether it was seen to and has succeeded."""
         deadline = asyncio.get_running_loop().time() + PAUSE_PATIENCE_SECONDS
         while asyncio.get_running_loop().time() < deadline:
             found, replacing, who = (await self._weight_name() or "").partition(_REPLACING)
@@ -409,7 +404,7 @@ class VllmEngine(ModelServer):
         return False
 
     async def _weight_name(self) -> str | None:
-        """What vLLM's weights are called; None: nobody can tell."""
+        """The name of vLLM's weights; None if unknown."""
         status, answer = await self._ask("GET", "/weight_info")
         try:
             if status == 200:
@@ -422,20 +417,20 @@ class VllmEngine(ModelServer):
         return self._named[1] if self._named is not None and self._named[0] == started else _FIRST
 
     async def _started(self) -> bytes | None:
-        """When vLLM was started, as its metrics say: another one has its first weights."""
+        """vLLM's start time by its metrics: a restarted one has its initial weights."""
         status, page = await self._ask("GET", "/metrics")
         found = _STARTED.search(page) if status == 200 else None
         return found[1] if found else None
 
     async def _recognise(self) -> None:
-        """Ask for the version again where vLLM may have been started anew, with its first weights."""
+        """Query the version again if vLLM may have restarted."""
         epoch = self._connections.epoch
         if self.policy_version and not self._names_version and epoch != self._known_in:
             await self._last_version()
             self._known_in = epoch
 
     async def _outlast_pause(self) -> None:
-        """Wait for the end of a pause; one that nobody ends was left behind by somebody who died."""
+        """Wait until vLLM is not paused; resume it if the pause seems abandoned."""
         deadline = asyncio.get_running_loop().time() + PAUSE_PATIENCE_SECONDS
         while True:
             status, answer = await self._ask("GET", "/is_paused")
@@ -450,7 +445,7 @@ class VllmEngine(ModelServer):
 
 class _VllmReader(TokenReader):
     _counted: int | None = None
-    """The server's own count of tokens."""
+    """Token count reported by the server."""
 
     def read(self, event: dict[str, Any]) -> TokenChunk | None:
         self.raise_error(event)
@@ -524,7 +519,7 @@ class _RoutedReader(_VllmReader):
 
 
 def _prompt_logprobs(answer: dict[str, Any], ids: list[int]) -> list[float]:
-    """Of each entry, what it says of the prompt's own token; the likeliest others may stand beside it."""
+    """The logprob of the prompt's own token in each entry, which may list likelier ones."""
     try:
         entries = answer["choices"][0]["prompt_logprobs"]
         found = [float(entry[str(id)]["logprob"]) for entry, id in zip(entries[1:], ids[1:], strict=True)]
@@ -554,11 +549,11 @@ def _request_body(request: GenerateRequest, model: str) -> dict[str, Any]:
 
 
 _APART = ("model", "stream", "stream_options", "request_id")
-"""What of a request says nothing of the sampling."""
+"""Fields of a request that are not sampling parameters."""
 
 
 def _routed_body(body: dict[str, Any], request: GenerateRequest) -> dict[str, Any]:
-    """A request for completions as one for tokens with their experts."""
+    """Convert a completions request to a tokens request with experts."""
     apart = {name: body.pop(name) for name in _APART}
     del body["return_token_ids"]
     return apart | {

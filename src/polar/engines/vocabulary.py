@@ -29,7 +29,7 @@ def local_tokenizer(model: str | None) -> Path | None:
 
 
 class Text:
-    """A text as its tokens come; of those that make up one character the last one has it."""
+    """Decodes a text as its tokens arrive; a character split over tokens belongs to the last one."""
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = False) -> None:
         from tokenizers.decoders import DecodeStream
@@ -39,7 +39,7 @@ class Text:
         self._stream = self._fresh()
 
     def add(self, id: int) -> str:
-        """What the next token adds to it."""
+        """Return the text that the next token adds."""
         try:
             return self._stream.step(self._tokenizer, id) or ""
         except Exception:
@@ -50,7 +50,7 @@ class Text:
 
 
 def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """What each token adds to the text."""
+    """Return the text of each token."""
     text = Text(tokenizer)
     texts = [text.add(int(token)) for token in ids]
     if texts and not texts[-1]:
@@ -75,7 +75,7 @@ class Detokenizer:
         """The stop string that ended the text."""
 
     def feed(self, token_id: int) -> str:
-        """Take the next id and return the text that is certain now."""
+        """Take the next id; return the text that is now certain."""
         self._held += self._text.add(token_id)
         found = [(at, text) for text in self._stop if (at := self._held.find(text)) >= 0]
         if found:
@@ -87,12 +87,12 @@ class Detokenizer:
         return certain
 
     def finish(self) -> str:
-        """No more ids will come: the text still held back."""
+        """End the response; return the text still held back."""
         rest, self._held = self._held, ""
         return rest
 
     def _hold_length(self) -> int:
-        """Length of the longest end of the held text that a stop string begins with."""
+        """Length of the longest suffix of the held text that begins a stop string."""
         for length in range(min(self._hold, len(self._held)), 0, -1):
             if any(text.startswith(self._held[-length:]) for text in self._stop):
                 return length

@@ -362,7 +362,7 @@ async def test_an_adapter_that_others_sample_with_is_let_go_when_they_have_ended
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SGLang waits for them: in a pause, for as long as it lasts."""
-    monkeypatch.setattr(model_server, "LET_GO_SECONDS", 0.1)
+    monkeypatch.setattr(model_server, "UNLOAD_SECONDS", 0.1)
     one, two, three = (adapter_in(tmp_path, name) for name in ("one", "two", "three"))
     gate = asyncio.Event()
     answer = [gate, sglang_event([5, 2], [-1.0] * 2, 2, "stop"), "[DONE]"]

@@ -256,7 +256,7 @@ async def test_vllms_weights_have_their_version_only_once_nothing_is_cached_of_t
         # Whichever version is wanted now, they are loaded again.
         assert (await engine.model_info()).policy_version == HALF_REPLACED
         assert (await VllmEngine(wire.url).model_info()).policy_version == HALF_REPLACED
-        with pytest.raises(EngineDown, match="half replaced"):
+        with pytest.raises(EngineDown, match="in the middle of a weight update"):
             await _all(engine)
         wire.refused = ""
         wire.orders.clear()

@@ -35,7 +35,7 @@ class AttentionSegment:
     """Position of the first token; everything before it is in the slot's buffer already."""
     ids: Sequence[int]
     logits: int
-    """Of how many of its last tokens logits are wanted."""
+    """Number of its last tokens whose logits are wanted."""
 
     @property
     def end(self) -> int:
@@ -166,7 +166,7 @@ def _singles(segments: Sequence[AttentionSegment], device: Any, dtype: Any) -> l
 
 
 def _parts(segment: AttentionSegment) -> list[AttentionSegment]:
-    """What is attended at once: all of what begins its slot, as that needs no mask."""
+    """Split the chunk for attention; the part at the start of a slot needs no mask."""
     size = MASKED_AT_ONCE if segment.start else len(segment.ids)
     return [
         replace(segment, start=segment.start + at, ids=segment.ids[at : at + size])

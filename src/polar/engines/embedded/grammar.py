@@ -23,9 +23,9 @@ from polar.errors import InvalidInput
 from polar.rendering.constraints import Constraint
 
 _COMPILED = 256
-"""Grammars kept: a harness sends the same few with every request."""
+"""Size of the cache: a harness sends the same few grammars with every request."""
 _JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""One way to space JSON: a small model that may always add one more space often does so for ever."""
+"""One fixed spacing, since a small model given the choice may add spaces without end."""
 _FORMATS = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
 )
@@ -105,7 +105,7 @@ class _Lark:
 
     def __init__(self, marks: dict[str, int]) -> None:
         self._marks = marks
-        """Tokens that the grammar knows only by their ids, by their text."""
+        """Token ids that stand for text in the grammar, by that text."""
         self._rules: list[str] = []
         self._numbers = count()
         self._of_type: dict[str, Callable[[dict[str, Any]], str]] = {

@@ -1,4 +1,4 @@
-"""What a request asks of the model: texts and messages as tokens, limits and wishes as a generation."""
+"""Parses requests: prompts to token ids, parameters to a generation."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Intake:
     async def render(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, add_generation_prompt: bool
     ) -> list[int]:
-        """The prompt by the model's own chat template; a template without tools ignores them."""
+        """Render with the model's chat template, which may ignore tools."""
         flat = [_flat(message) for message in messages]
         try:
             text = await asyncio.to_thread(
@@ -62,7 +62,8 @@ class Intake:
     async def generation(
         self, body: CompletionBody | ChatBody, prompt: list[int], limit: int | None
     ) -> Generation:
-        """What is to be sampled after these tokens; BadRequest where it does not fit or is not understood."""
+        """Return the generation after these tokens; raise BadRequest if it does not fit or a field is
+        invalid."""
         context = self._model.context
         if not prompt:
             raise BadRequest("prompt: must have at least one token", "prompt")
@@ -112,7 +113,7 @@ class Intake:
 
 
 def _flat(message: dict[str, Any]) -> dict[str, Any]:
-    """A message whose content is text: parts joined, nothing as the empty string."""
+    """The message with its content as one string."""
     content = message.get("content")
     if content is None:
         content = ""

@@ -63,7 +63,7 @@ class SlotModel:
         return str(self._device.type) == "cpu"
 
     def forward(self, segments: Sequence[AttentionSegment]) -> tuple[list[AttentionSegment], torch.Tensor]:
-        """Compute the segments; the ones that want logits, and their rows of logits."""
+        """Compute the segments; return those that want logits, with the rows of logits."""
         step = Step(self.cache, segments, self._device, self._dtype)
         with torch.inference_mode():
             out = self._model(
@@ -78,12 +78,12 @@ class SlotModel:
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:
-        """What it computes with, by name; weights that are shared have several."""
+        """The weights by name; shared weights have several names."""
         found: dict[str, torch.Tensor] = self._model.state_dict(keep_vars=True)
         return found
 
     def use(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Compute with these from now on. They stay where they are in memory, and have its type."""
+        """Use these weights, copied in place in the model's own type."""
         weights = self.weights
         with torch.no_grad():
             for name, tensor in tensors.items():
@@ -182,7 +182,7 @@ def _dtype(settings: EngineSettings, device: torch.device) -> torch.dtype:
 
 
 def _slots(settings: EngineSettings, config: Any, device: torch.device, dtype: Any, context: int) -> int:
-    """As many slots as asked for, or as the memory holds if nobody asked."""
+    """The configured number of slots, or as many as memory holds."""
     text = config.get_text_config(decoder=True)
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
@@ -220,7 +220,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """Of two matrices. Factors of half precision are summed in float32, and the sums stay as they are."""
+    """Multiply two matrices. Half-precision factors are summed in float32, and the result stays float32."""
     if left.dtype.itemsize > 2:
         return left @ right
     if left.is_cuda:
@@ -285,7 +285,7 @@ def _tensors(source: Path) -> dict[str, torch.Tensor]:
 
 
 def _merged(tensors: dict[str, torch.Tensor], adapter: Path) -> dict[str, torch.Tensor]:
-    """The weights with a LoRA adapter added, as `peft` saves one."""
+    """Merge a LoRA adapter, as `peft` saves one, into the weights."""
     config: dict[str, Any] = json.loads((adapter / ADAPTER).read_text())
     unknown = [name for name in ("use_dora", "rank_pattern", "alpha_pattern") if config.get(name)]
     if config.get("peft_type") != "LORA" or unknown or config.get("bias", "none") != "none":

@@ -46,14 +46,14 @@ GPU_CHUNKS = Chunks(shared=2048, alone=4096)
 
 
 SCORED_BYTES = 64 * 2**20
-"""What the logits of prompt tokens that are scored in a step may take, in single precision."""
+"""Memory limit for prompt logits in a step, in single precision."""
 SCORED_MIN, SCORED_MAX = 16, 512
 """Tokens of a prompt that are scored in a step, whatever the size of the vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What is asked of the scheduler; the prompt and max_tokens fit the context together."""
+    """One generation request; prompt and max_tokens must fit the context together."""
 
     prompt_ids: list[int]
     max_tokens: int
@@ -128,7 +128,7 @@ class Scheduler:
         fitting = SCORED_BYTES // (4 * model.vocabulary)
         self._scored_at_once = max(SCORED_MIN, min(SCORED_MAX, fitting))
         self._prompt_tokens = self._cached_tokens = self._sampled_tokens = 0
-        """Since the start; cached ones are tokens of prompts that were in a slot already."""
+        """Prompt tokens since start; the cached ones were in a slot already."""
 
     @property
     def has_work(self) -> bool:
@@ -136,7 +136,8 @@ class Scheduler:
 
     @property
     def readings(self) -> Readings:
-        """May be asked from another thread: lengths and numbers, none of which is changed in place."""
+        """Return the load. Safe in another thread: it reads only lengths and numbers, never changed in
+        place."""
         table = self.table
         return Readings(
             requests_running=len(self._running),
@@ -159,7 +160,7 @@ class Scheduler:
                 self._release(running)
 
     def abort_all(self) -> list[Sampled]:
-        """End every request, told as a failure."""
+        """End every request with an error."""
         numbers = [number for number, _ in self._waiting]
         self._waiting.clear()
         return [*map(self._failure, numbers), *self._fail_running()]
@@ -214,7 +215,7 @@ class Scheduler:
     def _read(
         self, wanting: list[AttentionSegment], logits: torch.Tensor
     ) -> tuple[list[_Running], torch.Tensor]:
-        """Score what is to be scored; the requests to sample a token for, and its logits in a row each."""
+        """Score prompts, and return the requests to sample for with one row of logits each."""
         runs, lasts, at = [], [], 0
         for segment in wanting:
             running = self._running[segment.slot]
@@ -315,7 +316,7 @@ class Slot:
         self.length = 0
         """How many tokens have their keys and values computed."""
         self.is_stale = False
-        """Whether some are of weights that have been replaced: good for its own request only."""
+        """Whether some were computed with replaced weights: usable for its own request only."""
         self.last_used = 0
         self._tokens: Ids = np.zeros(context, dtype=np.int32)
 
@@ -349,7 +350,7 @@ class SlotTable:
         return slot, length
 
     def place(self, prompt: Ids, *, reuses: bool) -> tuple[Slot, int] | None:
-        """Take a slot for a prompt; it, and how many tokens of the prompt it has. None while all are busy."""
+        """Take a slot; return it with its number of reusable prompt tokens. None if all are busy."""
         free = [slot for slot in self.slots if slot.is_free]
         if not free:
             return None
@@ -376,12 +377,12 @@ class SlotTable:
         self._touch(slot)
 
     def forget(self) -> None:
-        """Drop every cached token, while no slot is taken: they are no longer what the model computes."""
+        """Drop every cached token; no slot may be taken."""
         for slot in self.slots:
             slot.length = 0
 
     def expire(self) -> None:
-        """Forget what is cached of the old weights once they have been replaced."""
+        """Drop tokens cached with the old weights."""
         for slot in self.slots:
             if slot.is_free:
                 slot.length = 0

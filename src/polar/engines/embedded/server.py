@@ -146,7 +146,7 @@ class EmbeddedServer:
         return _json({"is_paused": self.worker.is_paused})
 
     async def _load_weights(self, request: web.Request) -> web.Response:
-        """Beyond vLLM: weights and their version together, between two tokens."""
+        """An extension of vLLM's API: replaces weights and version between two tokens."""
         body = await _parse(request, LoadWeightsBody)
         path = Path(body.path) if body.path is not None else None
         async with self._loading:
@@ -290,7 +290,7 @@ async def _stream(request: web.Request, chunks: AsyncIterator[dict[str, Any]]) -
 
 
 class _RequestLines(AbstractAccessLogger):
-    """A line for every request, where those of level debug are asked for."""
+    """Logs every request at level debug."""
 
     @property
     def enabled(self) -> bool:

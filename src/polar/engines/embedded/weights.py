@@ -46,12 +46,12 @@ def ensure_model(name: str, files: tuple[str, ...] = (*_TOKENIZER_FILES, "*.safe
 
 
 def ensure_tokenizer(name: str) -> Path:
-    """As `ensure_model`, but of a hub model all files except the weights: for whoever only renders."""
+    """Like `ensure_model`, but without the weights of hub models, to render only."""
     return ensure_model(name, _TOKENIZER_FILES)
 
 
 def is_cached(name: str) -> bool:
-    """Whether `ensure_model` would find the default model; other names are not ours to know."""
+    """Whether the model is cached; assumed for all but the default model."""
     return name != DEFAULT_MODEL or (cache_dir() / _DEFAULT_ASSET).is_dir()
 
 

@@ -63,7 +63,7 @@ class JsonSchema(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    """OpenAI's words for structured outputs."""
+    """OpenAI's format for structured outputs."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -77,7 +77,7 @@ class ResponseFormat(BaseModel):
 
 
 class LoadWeightsBody(BaseModel):
-    """Weights to sample with from now on; see `WeightUpdate`."""
+    """A weight update; see `WeightUpdate`."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -165,19 +165,19 @@ class Tokens:
 
     ids: list[int]
     texts: list[str]
-    """Of each token by itself."""
+    """The text of each token."""
     logprobs: list[float]
     text: str
     policy_version: int
     finish_reason: FinishReason | None
     stop_reason: str | int | None = None
     prompt_logprobs: list[dict[str, Any] | None] | None = None
-    """An entry for each token of the prompt, none for its first; None: not asked for."""
+    """One entry per prompt token, None for the first; None if not requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class WireAnswer(ABC):
-    """What stays the same through all chunks of an answer, and how they are written."""
+    """The fields shared by all chunks of an answer, and their encoding."""
 
     chunk_kind: ClassVar[str]
 
@@ -225,7 +225,7 @@ class WireAnswer(ABC):
 
 
 class CompletionAnswer(WireAnswer):
-    """Of /v1/completions."""
+    """Chunks of a /v1/completions answer."""
 
     chunk_kind = "text_completion"
 
@@ -246,7 +246,7 @@ class CompletionAnswer(WireAnswer):
 
 
 class ChatAnswer(WireAnswer):
-    """Of /v1/chat/completions."""
+    """Chunks of a /v1/chat/completions answer."""
 
     chunk_kind = "chat.completion.chunk"
 

@@ -21,7 +21,7 @@ Command = Callable[[], None]
 class _WorkerState(Enum):
     RUNNING = auto()
     DRAINING = auto()
-    """What has come is computed to its end; what comes is held."""
+    """Finishes running requests and queues new ones."""
     PAUSED = auto()
     STOPPED = auto()
 
@@ -33,13 +33,13 @@ class Worker:
         self.scheduler = scheduler
         self._loop = asyncio.get_running_loop()
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        """What the thread is to do between two steps."""
+        """Commands to run between two steps."""
         self._numbers = itertools.count()
         self._streams: dict[int, asyncio.Queue[Sampled]] = {}
         self._state = _WorkerState.RUNNING
         self._paused = asyncio.Event()
         self._held: dict[int, Generation] = {}
-        """Requests that wait for the end of a pause."""
+        """Requests queued during a pause."""
         self._thread = threading.Thread(target=self._run, name="polar-engine", daemon=True)
         self._thread.start()
 
@@ -52,10 +52,8 @@ class Worker:
         return self._state is not _WorkerState.RUNNING
 
     async def generate(self, asked: Generation) -> AsyncGenerator[list[Sampled]]:
-        """The tokens of a request as they are sampled; leaving the iteration aborts the request.
-
-        Tokens of one policy version that are there by the time they are asked for come together.
-        """
+        """Stream a request's tokens; closing the iterator aborts it. Tokens of one version that are ready
+        together are yielded together."""
         number = next(self._numbers)
         stream = self._streams[number] = asyncio.Queue()
         self._commands.put(partial(self._begin, number, asked))
@@ -79,7 +77,7 @@ class Worker:
                 self._commands.put(partial(self._abort, number))
 
     async def pause(self, mode: PauseMode) -> None:
-        """Compute nothing more; return once that is so. What comes meanwhile is held."""
+        """Stop computing, and return once stopped. New requests are queued."""
         await self._do(partial(self._pause, mode))
         await self._paused.wait()
 
@@ -96,7 +94,7 @@ class Worker:
         await asyncio.to_thread(self._thread.join)
 
     async def _do(self, command: Command) -> None:
-        """Have the thread carry out a command; raise what it raises."""
+        """Run a command on the thread; raise what it raises."""
         done: Future[None] = Future()
 
         def carry_out() -> None:
