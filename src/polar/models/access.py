@@ -1,4 +1,4 @@
-"""Who may ask the control plane for what: roles and tokens."""
+"""Access to the control plane: roles and tokens."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from polar.models.task import Id
 
 
 class TokenRole(StrEnum):
-    """What a token opens."""
+    """What a token permits."""
 
     ADMIN = "admin"
     """Everything, tokens included."""
     TRAINER = "trainer"
-    """Submit and cancel tasks, read everything that came of them, pause and update the policy."""
+    """Submit and cancel tasks, read everything, pause and update the policy."""
     READ_ONLY = "read-only"
     """Read tasks, sessions, results and the policy."""
     NODE = "node"
-    """Lease sessions, and deliver what came of them."""
+    """Lease sessions and deliver their results."""
 
 
 class TokenState(StrEnum):
     LIVE = "live"
     """Valid."""
     EXPIRED = "expired"
-    """Its lifetime is over."""
+    """Expired."""
     REVOKED = "revoked"
-    """Somebody revoked it."""
+    """Revoked."""
 
 
 class TokenView(Frozen):
@@ -38,14 +38,14 @@ class TokenView(Frozen):
     id: str
     """The part of the token between its underscores."""
     name: Id
-    """Who brings it."""
+    """The owner's name."""
     role: TokenRole
     state: TokenState
-    """Whether it opens anything."""
+    """Whether it is valid."""
     created_at: float
     """Unix seconds, as `expires_at`."""
     expires_at: float | None = None
-    """None: it does not expire."""
+    """Unix seconds; None if it does not expire."""
 
 
 class TokenPage(Frozen):
@@ -53,13 +53,13 @@ class TokenPage(Frozen):
 
 
 class NewToken(Frozen):
-    """Asks for a token."""
+    """A request for a token."""
 
     name: Id
-    """Who brings it; audit lines in the log call them so."""
+    """The owner's name, as in audit lines of the log."""
     role: TokenRole
     expires_seconds: float | None = Field(default=None, gt=0, le=10 * 365 * 86_400)
-    """How long it opens anything; None: until it is revoked."""
+    """Lifetime in seconds; None for unlimited."""
 
 
 class MadeToken(Frozen):

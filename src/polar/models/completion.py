@@ -23,7 +23,7 @@ every layer is taken for unknown.)"""
 
 
 def joined_routing(parts: Sequence[tuple[int, Routing | None]]) -> Routing | None:
-    """Of tokens that follow each other, given as how many they are and what is known of them."""
+    """Concatenate the routing of consecutive token runs, given as (count, routing if known)."""
     known = [routing for _, routing in parts if routing is not None]
     if not known:
         return None
@@ -37,24 +37,23 @@ def joined_routing(parts: Sequence[tuple[int, Routing | None]]) -> Routing | Non
 
 
 COUNTED = "sampled_tokens"
-"""In `Completion.extra`: how many tokens an engine counted that it did not show."""
+"""In `Completion.extra`: number of sampled tokens that an engine counted without reporting them."""
 
 COUNTED_PROMPT = "prompt_tokens"
-"""In `Completion.extra`: the prompt's length, where the engine counted it and did not show its tokens."""
+"""In `Completion.extra`: the prompt's length, if the engine counted tokens without reporting them."""
 
 OUTAGE = "outage"
-"""In `Completion.extra`, with any value: the engine could not answer, through no fault of the request."""
+"""In `Completion.extra`, with any value: the engine failed, through no fault of the request."""
 
 UNROUTED = "unrouted_tokens"
-"""In `Completion.extra`: of how many tokens that it added the engine was to tell the experts, and did not."""
+"""In `Completion.extra`: number of its tokens whose experts the engine should have reported and did not."""
 
 REPLAYED = "replayed_from"
-"""In `Completion.extra`: the session in which this very completion, under the same id, was sampled."""
+"""In `Completion.extra`: the session that sampled this completion, under the same id."""
 RESUMED = "resumed"
 """In `Completion.extra`, with any value: an earlier attempt at the same session sampled it."""
 CONSTRAINT = "constraint"
-"""In `Completion.extra`: what the answer was held to, if to anything: its logprobs are of a masked
-distribution."""
+"""In `Completion.extra`: the constraint on the answer, whose logprobs are then of a masked distribution."""
 SUPERSEDED = "superseded_by_resume"
 """In `Completion.extra`, with any value: the attempt that ended the session never asked for this answer of an
 earlier one."""
@@ -63,15 +62,15 @@ DIVERGED = "diverged"
 LEFT = "seconds_left"
 """In `Completion.extra`: of the session's time, when the answer had ended; absent where it has no end."""
 CHOICE = "choice"
-"""In `Completion.extra`, where a request asked for several answers: which of them it is, from 0."""
+"""In `Completion.extra`: index of the answer, if a request asked for several."""
 STOP_SEQUENCE = "stop_sequence"
-"""In `Completion.extra`: the stop string of the request that ended the answer, if one did."""
+"""In `Completion.extra`: the stop string that ended the answer, if any."""
 
 CACHED = "cached_tokens"
-"""In `Completion.extra`: how much of the prompt the engine took from its prefix cache, where it says so."""
+"""In `Completion.extra`: prompt tokens served from the engine's prefix cache, if reported."""
 OMITTED = "omitted_"
-"""Begins a name in `Completion.extra`, which ends with a kind: how many such parts of the request, no text,
-the model was shown a placeholder for."""
+"""Prefix of names in `Completion.extra`, followed by a kind: number of non-text parts replaced by
+placeholders."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,13 +84,13 @@ class Completion:
     """Every token the policy conditioned on when it sampled `sampled_ids[0]`."""
     sampled_ids: Ids
     logprobs: Logprobs
-    """Same length as `sampled_ids`; of the distribution the engine sampled from."""
+    """Same length as `sampled_ids`; from the distribution that was sampled."""
     policy_versions: Versions
     """Same length as `sampled_ids`."""
     messages: tuple[Message, ...]
     """The whole request, canonical."""
     response: Message
-    """What `sampled_ids` parse to."""
+    """The parsed `sampled_ids`."""
     finish_reason: FinishReason
     parent: str | None = None
     """The completion whose prompt + sampled ids are an exact prefix of `prompt_ids`, as the tree proves."""
@@ -109,27 +108,27 @@ class Completion:
     """Why this completion can never be trained (fail closed), or None."""
     extra: dict[str, str] = field(default_factory=dict)
     routing: Routing | None = None
-    """Of the last tokens of prompt and answer, without the very last: that one was sampled and not computed.
-    As many as the engine told of; None: of none."""
+    """Experts of the last tokens of prompt and answer without the final one, which was sampled but not
+    computed. Covers as many tokens as the engine reported; None if it reported none."""
 
     @property
     def sampled_tokens(self) -> int:
-        """How many tokens were sampled, also where the engine only counted them."""
+        """Number of sampled tokens, even if the engine only counted them."""
         return len(self.sampled_ids) or int(self.extra.get(COUNTED, 0))
 
     @property
     def prompt_tokens(self) -> int:
-        """How long the prompt was, also where the engine only counted it."""
+        """Prompt length, even if the engine only counted it."""
         return len(self.prompt_ids) or int(self.extra.get(COUNTED_PROMPT, 0))
 
     @property
     def is_replayed(self) -> bool:
-        """Whether it was sampled before its session, or this attempt at it, began."""
+        """Whether it was sampled before its session, or before this attempt at it."""
         return REPLAYED in self.extra or RESUMED in self.extra
 
     @property
     def omitted(self) -> dict[str, int]:
-        """Images and the like that the request held and the model was not shown, by kind."""
+        """Non-text parts that the model was not shown, by kind."""
         return {
             name.removeprefix(OMITTED): int(count)
             for name, count in self.extra.items()
@@ -138,5 +137,5 @@ class Completion:
 
     @property
     def cached_tokens(self) -> int:
-        """How much of the prompt came from the engine's prefix cache; 0 where it does not say."""
+        """Prompt tokens served from the engine's prefix cache; 0 if not reported."""
         return int(self.extra.get(CACHED, 0))

@@ -22,7 +22,7 @@ class Frozen(BaseModel):
 
 
 def view(kind: type[M], source: Any, **others: Any) -> M:
-    """A model of what `source` has of its fields, and of others that say more."""
+    """Build the model from the fields of `source`, ignoring any others."""
     own = {name for name in kind.model_fields if name not in others and hasattr(source, name)}
     return kind(**{name: getattr(source, name) for name in own}, **others)
 
@@ -31,7 +31,7 @@ class Component(Frozen):
     """`{name, options}`; a bare string stands for a name without options."""
 
     name: str = Field(json_schema_extra={"pattern": _NAME.pattern})
-    """As it is registered."""
+    """The registered name."""
     options: dict[str, JsonValue] = Field(default_factory=dict)
     """Validated against the named component's own options model when the task is submitted."""
 
@@ -42,7 +42,9 @@ class Component(Frozen):
             return name
         likely = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
         meant = f"; did you mean {likely!r}?" if _NAME.match(likely) else ""
-        raise ValueError(f"{name[:64]!r} is no name: lower-case letters, digits and underscores{meant}")
+        raise ValueError(
+            f"{name[:64]!r} is not a valid name: lower-case letters, digits and underscores{meant}"
+        )
 
 
 def _from_name(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What the dashboard reads of the control plane: the bodies of its routes, small enough for a page."""
+"""Bodies of the dashboard's routes, small enough for a page."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from polar.models.views import SessionHead, SessionView
 
 
 class Me(Frozen):
-    """Who the caller's token says they are."""
+    """The caller, as identified by its token."""
 
     name: str
-    """The token's."""
     role: TokenRole
 
 
@@ -26,27 +25,25 @@ class NodeOverview(Frozen):
     """One node, as its reports and its leases show it."""
 
     name: str
-    """As it joined."""
     is_silent: bool = False
-    """Whether it has not reported within the time in which nodes do."""
     is_draining: bool = False
-    """Whether it is leased nothing more, and finishes what it holds."""
+    """Whether it gets no new sessions; it finishes the ones it has."""
     trouble: str | None = None
-    """Why it takes no more sessions for now, by its own account: its disk is short, or everything fails."""
+    """Why the node takes no more sessions for now, such as a full disk."""
     seconds_silent: float
-    """Since its last report."""
+    """Seconds since its last report."""
     version: int
-    """Of the policy that its engine samples with."""
+    """Policy version of its engine."""
     error: str | None = None
-    """Why its engine could not do what was asked of it."""
+    """Why its engine could not carry out the last policy order."""
     sessions: dict[SessionStatus, int] = Field(default_factory=dict)
-    """What it holds, by stage."""
+    """Sessions by stage."""
     places: dict[SessionStatus, int] = Field(default_factory=dict)
-    """How many sessions each stage takes at once; empty where the node has not said."""
+    """Capacity by stage; empty if not reported."""
 
     @property
     def state(self) -> str:
-        """In a word: silent, running, troubled, draining, or drained once it holds nothing."""
+        """silent, running, troubled, draining, or drained (without sessions)."""
         if self.is_silent:
             return "silent"
         if not self.is_draining:
@@ -56,94 +53,83 @@ class NodeOverview(Frozen):
 
 class NodeList(Frozen):
     nodes: tuple[NodeOverview, ...]
-    """By name."""
+    """Sorted by name."""
 
 
 class Minute(Frozen):
     """What ended within one minute."""
 
     at: float
-    """When it began, Unix seconds."""
+    """Start, in Unix seconds."""
     ended: int = 0
-    """Sessions."""
+    """Sessions that ended."""
     usable: int = 0
-    """Of the ended: completed with trainable tokens."""
+    """Ended sessions that completed with trainable tokens."""
     sampled_tokens: int = 0
-    """In those sessions."""
     trainable_tokens: int = 0
-    """Of the sampled."""
     mean_reward: float | None = None
-    """Over those that have a reward; None: none has."""
+    """None if no session has a reward."""
 
 
 class Overview(Frozen):
     """The fleet at a glance."""
 
     at: float
-    """When it was counted, Unix seconds."""
     sessions: dict[SessionStatus, int]
-    """How many sessions there are in each status; statuses without one are absent."""
+    """Sessions by status; statuses without one are absent."""
     nodes: tuple[NodeOverview, ...]
     policy: PolicyView
     minutes: tuple[Minute, ...]
-    """The last hour, oldest first, minutes without anything included."""
+    """The last hour, oldest first, including minutes without activity."""
     changes: tuple[SessionEvent, ...]
     """The latest changes of sessions, newest first."""
 
 
 class Reward(StrEnum):
-    """What the reward of sessions that are looked for is to be."""
+    """Filters sessions by reward."""
 
     POSITIVE = "positive"
-    """More than 0."""
+    """Above 0."""
     ZERO = "zero"
-    """Or less."""
+    """0 or less."""
     NONE = "none"
-    """There is none."""
 
 
 class SessionRow(SessionHead):
     """One line of a list of sessions."""
 
     reward: float | None = None
-    """Once it has one."""
     completions: int = 0
     """Model calls so far."""
     left_at: int | None = None
     """Of a branch that has ended, in its group: after how many of the recorded calls it truly left."""
     sampled_tokens: int = 0
-    """So far."""
 
 
 class SessionRows(Frozen):
-    """Sessions, the newest first."""
+    """Sessions, newest first."""
 
     sessions: tuple[SessionRow, ...]
     older: str | None = None
-    """Pass as `before` to get the page after this one; None on the last."""
+    """Pass as `before` for the next page; None on the last."""
 
 
 class TaskRow(Frozen):
     """One line of the list of tasks."""
 
     id: Id
-    """The task's."""
     harness: str | None
-    """Its name."""
     status: TaskStatus
-    """Derived from the task's sessions."""
     created_at: float
-    """Unix seconds."""
     sessions: dict[SessionStatus, int]
-    """How many are in each status."""
     rewards: tuple[float, ...]
-    """Of the completed samples, in their order."""
+    """Rewards of completed samples, by sample number."""
 
 
 class TaskRows(Frozen):
     tasks: tuple[TaskRow, ...]
     older: str | None = None
-    """Pass as `before` to get the page after this one; None on the last."""
+    """Pass as `before` for the next page; None on the last."""
 
 
 class SampleView(Frozen):
@@ -151,40 +137,31 @@ class SampleView(Frozen):
 
     session: SessionRow
     advantage: float | None = None
-    """Its reward against the group's mean, in standard deviations; None where all are equal."""
+    """(reward − group mean) / standard deviation; None if all rewards are equal."""
 
 
 class GroupView(Frozen):
-    """All samples and branches of one task, with what was asked."""
+    """A task with all its samples and branches."""
 
     id: Id
-    """The task's."""
     status: TaskStatus
-    """Derived from the task's sessions."""
     created_at: float
-    """Unix seconds."""
     instruction: str
-    """What was asked."""
     harness: str
-    """Its name, as of the next three."""
     runtime: str
-    """The sandbox's kind."""
     evaluator: str
-    """What scores."""
     builder: str
-    """What makes traces."""
     priority: int
-    """0 to 100, higher first."""
     branching: str | None = None
-    """What chooses where branches leave its sessions; None: nothing does."""
+    """The strategy that chooses where to branch; None for no branches."""
     early_stop: int | None = None
-    """The number of usable samples after which the others are cancelled; None: never."""
+    """Usable samples after which the others are cancelled; None for never."""
     files: tuple[str, ...] = ()
-    """Paths that were put into the workspace."""
+    """Paths of the task's files in the workspace."""
     mean: float | None = None
-    """Of the rewards; None: there is none yet."""
+    """Mean reward; None before the first."""
     standard_deviation: float | None = None
-    """Of the rewards."""
+    """Standard deviation of the rewards."""
     samples: tuple[SampleView, ...]
 
 
@@ -192,88 +169,74 @@ class CompletionLine(Frozen):
     """One model call in the outline of a session."""
 
     index: int
-    """Its place in the recording, from 0."""
+    """Position in the recording, from 0."""
     id: str
-    """The completion's."""
     conversation: int
     """Index of its conversation."""
     lineage: str
-    """main, subagent, compacted, summary or auxiliary."""
     rule: str | None = None
-    """Why it is taken for a side call."""
+    """Why it counts as a side call."""
     continues: int | None = None
-    """Index of the completion whose context its prompt goes on from."""
+    """Index of the completion whose context it continues."""
     continuation: str | None = None
     """clean, drift or rewritten."""
     dialect: str
-    """What the harness spoke."""
     finish_reason: str
-    """Why sampling ended."""
     prompt_tokens: int
-    """All that it conditioned on."""
     cached_tokens: int
-    """Of these, what came out of the engine's prefix cache."""
+    """Prompt tokens served from the engine's prefix cache."""
     sampled_tokens: int
-    """All that it sampled."""
     trained_tokens: int
-    """Of these, those that some trace trains."""
+    """Sampled tokens that a trace trains."""
     version_min: int | None = None
-    """Oldest policy that sampled a token of it; None: it has none."""
+    """Oldest policy version among its tokens; None without tokens."""
     version_max: int | None = None
-    """Newest."""
     started_at: float
-    """When the request came, Unix seconds."""
     first_token_at: float
-    """Unix seconds."""
     ended_at: float
-    """Unix seconds."""
     untrainable: str | None = None
-    """Why it can never be trained; None: it can."""
+    """Why it can never be trained; None if it can."""
     replayed_from: str | None = None
-    """The session in which it was sampled; None: this one."""
+    """The session that sampled it; None for this one."""
     tools_called: tuple[str, ...] = ()
-    """Names, in order."""
     excerpt: str = ""
-    """How its answer begins."""
+    """The beginning of its answer."""
 
 
 class ConversationLine(Frozen):
     """A chain of completions, and where it came from."""
 
     lineage: str
-    """main, subagent, compacted, summary or auxiliary."""
     parent: int | None = None
-    """Index of the conversation that it came out of; None: of none."""
+    """Index of the conversation that started it; None for a root."""
     completions: tuple[int, ...]
     """Indexes of its completions, in order."""
 
 
 class SegmentLine(Frozen):
-    """A run of tokens; its tokens are fetched when they are looked at."""
+    """A run of tokens, which are fetched when they are displayed."""
 
     parent: int
     """Index of the segment it follows, -1 at the start of a context."""
     tokens: int
-    """How many."""
+    """Number of tokens."""
     completion: int | None = None
-    """Index of the completion that sampled it; None: it was given to the policy."""
+    """Index of the completion that sampled it; None for prompt tokens."""
     trace: int | None = None
-    """Which trace trains it."""
+    """Index of the trace that trains it."""
     is_exact: bool = True
-    """False where it stands after other tokens than the policy saw (`drift: approximate`)."""
+    """False if it follows other tokens than the policy saw (`drift: approximate`)."""
 
 
 class PathLine(Frozen):
     """A token sequence from a root to its last segment: a trace, or an answer that no trace trains."""
 
     leaf: int
-    """Its last segment."""
+    """Index of its last segment."""
     lineage: str
-    """main, subagent, compacted, summary or auxiliary."""
     trace: int | None = None
-    """Index of the trace; None: no trace trains it."""
+    """Index of the trace; None if no trace trains it."""
     reward: float | None = None
-    """The trace's."""
     completion: int
     """Index of the completion that sampled the last segment."""
 
@@ -286,132 +249,116 @@ class Outline(Frozen):
     segments: tuple[SegmentLine, ...]
     paths: tuple[PathLine, ...]
     has_texts: bool
-    """Whether the model's tokenizer is on the server, so that tokens can be shown as text."""
+    """Whether the model's tokenizer is on the server, to show tokens as text."""
 
 
 class SessionDetail(Frozen):
-    """Everything a session's page begins with."""
+    """Everything that a session's page shows first."""
 
     session: SessionView
     instruction: str
-    """The task's."""
     harness: str
-    """Its name."""
     evaluator: str
-    """Its name."""
     group: tuple[SessionRow, ...]
     """All samples and branches of its task."""
     events: tuple[SessionEvent, ...]
     outline: Outline | None = None
     unreadable: str | None = None
-    """Why there is no outline although there is a recording."""
+    """Why a stored recording has no outline."""
 
 
 class TokenSlice(Frozen):
-    """Tokens of one segment from `start` on; the lists that there are have one length."""
+    """Tokens of one segment from `start` on; all lists have the same length."""
 
     segment: int
     """Index of the segment."""
     start: int
-    """Of the first token, within the segment."""
+    """Position of the first token in the segment."""
     ids: tuple[int, ...]
-    """Token ids."""
     texts: tuple[str, ...] | None = None
-    """None: the tokenizer is not on the server."""
+    """None if the tokenizer is not on the server."""
     logprobs: tuple[float | None, ...] | None = None
-    """None: the segment was given to the policy, not sampled."""
+    """None for prompt tokens."""
     versions: tuple[int, ...] | None = None
-    """Of the policy that sampled each; None as above."""
+    """Policy version of each token; None for prompt tokens."""
     next: int | None = None
-    """Pass as `start` to get what follows; None at the segment's end."""
+    """Pass as `start` for the next slice; None at the end of the segment."""
 
 
 class FromRecording(Frozen):
-    """Shows the fields that it has of something recorded."""
+    """A view of a recorded object, with some of its fields."""
 
     model_config = ConfigDict(from_attributes=True)
 
 
 class CallLine(FromRecording):
     name: str
-    """The tool's."""
     arguments: str
-    """As the model wrote them."""
 
 
 class MessageLine(FromRecording):
     role: str
-    """system, user, assistant or tool."""
     content: str
-    """Its text."""
     reasoning: str | None = None
-    """What was thought before it; None: nothing."""
     calls: tuple[CallLine, ...] = Field(default=(), validation_alias="tool_calls")
-    """Tools that it calls."""
 
 
 class ToolLine(FromRecording):
     name: str
-    """As the model calls it."""
     description: str
-    """As the harness described it."""
 
 
 class CompletionDetail(Frozen):
-    """One model call as the harness made it and the model answered it."""
+    """One model call, as the harness made it and the model answered it."""
 
     index: int
-    """Its place in the recording, from 0."""
+    """Position in the recording, from 0."""
     messages: tuple[MessageLine, ...]
-    """The whole request."""
+    """All messages of the request."""
     new_from: int
-    """Which message is the first that the completion it continues had not seen or said."""
+    """Index of the first message that the completion it continues had not seen or sampled."""
     response: MessageLine
-    """What was sampled, parsed."""
     tools: tuple[ToolLine, ...]
-    """What the model was offered."""
     asked: dict[str, str]
-    """Sampling as the harness asked for it; what it did not ask for is absent."""
+    """Sampling parameters that the harness set."""
     used: dict[str, str]
-    """Sampling as the engine was asked for it."""
+    """Sampling parameters sent to the engine."""
     extra: dict[str, str]
-    """What else was recorded with it."""
+    """Other recorded facts, by name."""
 
 
 class ArtifactLine(Frozen):
     name: str
     """Path within the archive."""
     size: int
-    """Bytes."""
+    """Size in bytes."""
 
 
 class ArtifactList(Frozen):
     files: tuple[ArtifactLine, ...]
-    """By name."""
 
 
 class ArtifactText(Frozen):
-    """One kept file as far as it is text."""
+    """One kept file, as far as it is text."""
 
     name: str
-    """Path within the archive."""
     text: str | None
-    """None: it is not text."""
+    """None if the file is not text."""
     is_cut: bool = False
-    """Whether it goes on."""
+    """Whether the text is truncated."""
 
 
 class RunLine(Frozen):
-    """A training run whose numbers are below `server.runs_dir`."""
+    """A training run with metrics below `server.runs_dir`."""
 
     name: str
     """Path of its directory below `server.runs_dir`."""
     steps: int
-    """How many have numbers."""
+    """Steps with metrics."""
     updated_at: float
-    """When its numbers were last written, Unix seconds."""
+    """Unix seconds of the last metrics."""
     latest: dict[str, float]
-    """The numbers of its last step."""
+    """Metrics of its last step."""
 
 
 class RunList(Frozen):
@@ -422,8 +369,6 @@ class RunList(Frozen):
 
 class RunCurves(Frozen):
     name: str
-    """Path of its directory below `server.runs_dir`."""
     steps: tuple[int, ...]
-    """Those shown, in order."""
     series: dict[str, tuple[float | None, ...]]
-    """Name of a number → its value at each of `steps`."""
+    """Values at each of `steps`, by metric."""

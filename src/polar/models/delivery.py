@@ -1,4 +1,4 @@
-"""What a node sends of its sessions, those that have ended and those that run, and its form on the wire."""
+"""What a node sends about its sessions, ended and running, and its wire format."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ MOST_DELIVERIES = 256
 
 
 class Delivery(Frozen):
-    """What came of one session, under the lease that it ran with."""
+    """The outcome of one session, under the lease that it ran with."""
 
     key: LeaseKey
-    """Of the node's lease."""
+    """Key of the node's lease."""
     result: SessionResult
     entered: tuple[StageEntry, ...] = ()
-    """Stages that no heartbeat has told of."""
+    """Stages not yet reported by a heartbeat."""
     recording: bytes | PurePath | None = Field(default=None, exclude=True)
-    """A file, or bytes where they are few. Not part of the JSON, which it follows."""
+    """A file, or bytes if small. Follows the JSON."""
     artifacts: bytes | PurePath | None = Field(default=None, exclude=True)
-    """As the recording."""
+    """Like `recording`."""
 
     @property
     def session_id(self) -> str:
@@ -40,37 +40,36 @@ class Delivery(Frozen):
 
     @property
     def parts(self) -> tuple[bytes | PurePath | None, bytes | PurePath | None]:
-        """What follows its JSON."""
+        """The parts that follow the JSON."""
         return self.recording, self.artifacts
 
 
 class DeliveryAnswer(Frozen):
-    """What is wrong with each delivery, in their order; None: it is stored."""
+    """The error of each delivery, in order; None if stored."""
 
     problems: tuple[Problem | None, ...]
 
 
 class CaptureGrowth(Frozen):
-    """What the capture of a running session has grown by, under the lease that it runs with."""
+    """New bytes of a running session's capture, under its lease."""
 
     session_id: Id
     """Which session."""
     key: LeaseKey
-    """Of the node's lease."""
+    """Key of the node's lease."""
     offset: int = Field(ge=0, lt=2**63)
-    """How many bytes were sent under this lease before."""
+    """Bytes sent under this lease before."""
     data: bytes = Field(default=b"", exclude=True)
-    """Not part of the JSON, which it follows."""
+    """Follows the JSON."""
 
     @property
     def parts(self) -> tuple[bytes, None]:
-        """What follows its JSON."""
+        """The parts that follow the JSON."""
         return self.data, None
 
 
 class CaptureLengths(Frozen):
-    """What the server has of captures that have grown, in their order."""
+    """How much the server has of each capture, in order."""
 
     lengths: tuple[int | None, ...]
-    """How many bytes of each; None: it takes no more of it, since the lease has passed on or the capture is
-    too long."""
+    """Bytes of each; None if it takes no more, since the lease has passed on or the capture is too long."""

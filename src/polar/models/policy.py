@@ -11,34 +11,34 @@ from polar.models.component import Frozen
 from polar.models.task import Id
 
 Version = Annotated[int, Field(ge=0, lt=2**31)]
-"""It is stamped on every token as 32 bits."""
+"""Stamped on every token as 32 bits."""
 
 MAX_PAUSE_SECONDS = 1_200.0
-"""Below the silence after which connections to engines are given up; a pause can be renewed."""
+"""Below the time after which silent engine connections are closed; a pause can be renewed."""
 
 
 class PauseMode(StrEnum):
-    """What becomes of generations that are under way when the policy is paused."""
+    """How running generations are treated when the policy is paused."""
 
     KEEP = "keep"
-    """They freeze between two tokens and go on after the pause, with the weights that there are then."""
+    """They freeze between two tokens, and continue after the pause with the current weights."""
     DRAIN = "drain"
-    """They are sampled to their end first."""
+    """They finish first."""
     ABORT = "abort"
-    """They are broken off, and continued from their exact tokens after the pause: everything before is
-    computed anew. Those that cannot be continued (constrained ones, chat mode) are drained."""
+    """They are interrupted, and resumed after the pause from their exact tokens, recomputing everything
+    before. Those that cannot be resumed (constrained ones, chat mode) finish first."""
 
 
 class Pause(Frozen):
-    """A trainer asks that nothing be sampled; the same holder asking again renews its pause."""
+    """A trainer's request to stop sampling; the same holder can renew it."""
 
     holder: Id
-    """Who pauses: only the holder updates and resumes."""
+    """Only the holder updates and resumes."""
     mode: PauseMode = PauseMode.KEEP
     timeout_seconds: float = Field(default=60.0, gt=0, le=MAX_PAUSE_SECONDS)
-    """When the pause ends by itself, counted from the last time it was asked for."""
+    """Seconds until the pause ends by itself, from its last renewal."""
     wait_seconds: float = Field(default=60.0, ge=0, le=600)
-    """How long the answer waits for nodes to have carried it out."""
+    """Seconds to wait for nodes to carry it out."""
 
 
 class Update(Frozen):
@@ -51,90 +51,89 @@ class Update(Frozen):
     """A directory or a safetensors file that engines read, below one of the nodes' `weight_roots`.
     None: the weights that the engines were started with."""
     version: Version | None = None
-    """None: the next one. One that is not higher than all before is refused, so a request that names its
-    version and arrives late changes nothing."""
+    """None for the next one. It must be higher than all before, so that a late request changes nothing."""
     holder: Id | None = None
-    """Needed while somebody has paused."""
+    """Required during a pause."""
     wait_seconds: float = Field(default=600.0, ge=0, le=3600)
-    """How long the answer waits for nodes to have loaded them."""
+    """Seconds to wait for nodes to load them."""
 
 
 class Resume(Frozen):
     holder: Id | None = None
-    """None: whoever holds the pause, it ends."""
+    """Holder of the pause; None ends any pause."""
     wait_seconds: float = Field(default=60.0, ge=0, le=600)
-    """How long the answer waits for nodes to have carried it out."""
+    """Seconds to wait for nodes to carry it out."""
 
 
 class Weights(Frozen):
-    """What an engine samples with."""
+    """Weights of an engine."""
 
     version: Version
     """The policy version that is stamped on tokens sampled with them."""
     path: str | None = None
-    """Where they are; None: those that the engine was started with."""
+    """Path; None for the initial weights."""
 
 
 class NodePolicy(Frozen):
-    """How far one node is."""
+    """The policy on one node."""
 
     node: str
     """Its name."""
     version: Version
-    """What its engine samples with."""
+    """Policy version of its engine."""
     is_settled: bool
-    """Whether it has done all that was asked."""
+    """Whether it has carried out every order."""
     error: str | None = None
-    """Why it could not; until it can, it samples nothing."""
+    """Why it could not; until it can, it does not sample."""
 
 
 class PolicyView(Weights):
-    """The policy as it is asked for, and the nodes that are not silent."""
+    """The requested policy, and its state on every node that is not silent."""
 
     is_paused: bool = False
-    """Whether nothing is to be sampled."""
+    """Whether sampling is paused."""
     mode: PauseMode | None = None
-    """Of the pause; None: there is none."""
+    """Mode of the pause; None without one."""
     holder: Id | None = None
-    """Who pauses."""
+    """Holder of the pause."""
     seconds_left: float | None = None
-    """Until the pause ends by itself."""
+    """Seconds until the pause ends by itself."""
     newest: Version = 0
-    """The highest version that was ever asked for: the next one is higher."""
+    """The highest version ever requested; the next one is higher."""
     fallback: Weights | None = None
-    """What nodes go back to if none of them can load these weights; None: one of them has."""
+    """Weights that nodes return to if none can load these; None once one has."""
     failure: str | None = None
-    """Why the newest weights are no longer the ones asked for: no node could load them."""
+    """Why the newest weights were given up: no node could load them."""
     nodes: tuple[NodePolicy, ...] = ()
 
     @property
     def is_settled(self) -> bool:
-        """Whether every live node has done all that was asked."""
+        """Whether every running node has carried out every order."""
         return all(node.is_settled for node in self.nodes)
 
 
 class PolicyReport(Frozen):
-    """A node says what it has done, and waits for what there is to do next."""
+    """A node reports what it has done, and waits for the next order."""
 
     step: int = Field(default=-1, ge=-1, lt=2**63)
-    """Of the last order it has dealt with; -1: of none."""
+    """Step of its last order; -1 for none."""
     version: Version = 0
-    """What its engine samples with."""
+    """Policy version of its engine."""
     error: str | None = Field(default=None, max_length=2000)
     """Why it could not carry the order out."""
     wait_seconds: float = Field(default=0.0, ge=0, le=60)
-    """How long the server may hold the answer back while there is no other order."""
+    """Maximum seconds for the server to wait for the next order."""
     leaves: bool = False
-    """Whether the node stops, and need not be waited for."""
+    """Whether the node is leaving, and need not be waited for."""
 
 
 class PolicyOrder(Weights):
-    """How a node's engine is to be."""
+    """The state that a node's engine should have."""
 
     step: int
     """Rises with every change."""
     is_paused: bool = False
-    """Whether nothing is to be sampled."""
+    """Whether sampling is paused."""
     mode: PauseMode = PauseMode.KEEP
     seconds_left: float | None = None
-    """Until the pause ends by itself, also if the server is not heard of again."""
+    """Seconds until the pause ends by itself, even without the server."""

@@ -1,4 +1,4 @@
-"""One attempt at a task: its status, and what came of it."""
+"""One attempt at a task: its status and its result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from polar.models.task import Id, OnDivergence, TaskSpec
 
 PROCESSED = "processed_logprobs"
 RAW = "raw_logprobs"
-"""What vLLM calls logprobs after temperature, and before it."""
+"""vLLM's names for logprobs after temperature, and before it."""
 
 
 class SessionStatus(StrEnum):
@@ -28,9 +28,9 @@ class SessionStatus(StrEnum):
     COMPLETED = "completed"
     """A result with a reward is stored, even if a budget ended the agent."""
     FAILED = "failed"
-    """No reward could be had; `error` says why. What was captured is kept."""
+    """There is no reward; `error` says why. The capture is kept."""
     CANCELLED = "cancelled"
-    """At somebody's wish, or because enough samples of its task were there."""
+    """By request, or because enough samples of its task had ended."""
 
     @property
     def ended(self) -> bool:
@@ -44,64 +44,64 @@ class AgentEnd(StrEnum):
     """How the harness's run ended."""
 
     EXITED = "exited"
-    """By itself; `exit_code` says how, and exit codes lie."""
+    """By itself, with `exit_code`, which is unreliable."""
     TIMEOUT = "timeout"
     """`budgets.run_seconds` ended it."""
     BUDGET = "budget"
     """A completion or token budget ended it."""
     CANCELLED = "cancelled"
-    """The session was."""
+    """The session was cancelled."""
     REPLAYED = "replayed"
-    """The recording that it followed was used up, or it left it."""
+    """The recording that it followed ended, or the session left it."""
     NOT_STARTED = "not_started"
     """It never ran."""
 
 
 class FailureReason(StrEnum):
-    """Why a session failed: whether another attempt may go better."""
+    """Why a session failed, and whether a retry may help."""
 
     INFRASTRUCTURE = "infrastructure"
-    """What failed was no work of the agent's: the machine, the sandbox or the engine, or no model call was
-    ever answered. The session is run again, up to `server.max_attempts` times, and is never scored."""
+    """Not the agent's fault: the machine, the sandbox or the engine failed, or no model call was ever
+    answered. The session is retried up to `server.max_attempts` times, and never scored."""
     TASK = "task"
-    """What the task asks for cannot be done: a prepare step, a budget or the evaluator failed."""
+    """The task is at fault: a prepare step, a budget or the evaluator failed."""
 
 
 class Progress(Frozen):
-    """What a running session has done so far, as its node reports it with every heartbeat."""
+    """Progress of a running session, as its node reports it with every heartbeat."""
 
     completions: int = 0
-    """Model calls that were recorded."""
+    """Recorded model calls."""
     sampled_tokens: int = 0
-    """Tokens sampled in those calls."""
+    """Sampled tokens in those calls."""
 
 
 class StageEntry(Frozen):
-    """A node says that a session entered a stage."""
+    """A node reports that a session entered a stage."""
 
     status: SessionStatus
     seconds_ago: float = Field(ge=0)
-    """When the heartbeat was sent; the clocks of node and server need not agree."""
+    """Seconds before the heartbeat was sent; the clocks of node and server need not agree."""
 
 
 class SessionEvent(Frozen):
     """A session entered a status."""
 
     seq: int
-    """The place in the feed of all events."""
+    """Position in the feed of all events."""
     session_id: Id
-    """Which session."""
+    """Id of the session."""
     task_id: Id
-    """Whose."""
+    """Id of the task."""
     attempt: int
-    """Which one it was in, from 1; 0: no node has begun it."""
+    """Attempt number, from 1; 0 before the first."""
     status: SessionStatus
     at: float
     """Unix seconds by the server's clock."""
     node: str | None = None
-    """Who had it."""
+    """Its node."""
     detail: str | None = None
-    """Why, where it is not the usual way on."""
+    """The reason, if unusual."""
 
 
 class StageSeconds(Frozen):
@@ -118,12 +118,12 @@ class StageSeconds(Frozen):
 
 
 class Fault(Frozen):
-    """Something in a session's recording that is not sound; the rest of it is still used."""
+    """An unsound part of a session's recording; the rest is used."""
 
     completion: str | None = None
     """The id of the completion concerned; None where the damage hides it."""
     problem: str
-    """What is not sound about it."""
+    """The problem."""
 
 
 UNRECORDED = "unrecorded"
@@ -135,46 +135,46 @@ class TrajectoryStats(Frozen):
     """Where every sampled token went: sampled_tokens = trainable_tokens + sum(excluded.values())."""
 
     completions: int = 0
-    """Model calls that were recorded."""
+    """Recorded model calls."""
     traces: int = 0
     """Sequences that a trainer gets."""
     sampled_tokens: int = 0
-    """In all completions."""
+    """Sampled tokens of all completions."""
     trainable_tokens: int = 0
-    """Of the sampled, those that a trace trains."""
+    """Sampled tokens that a trace trains."""
     excluded: dict[str, int] = Field(default_factory=dict)
-    """Tokens left out of training, by the name of the reason."""
+    """Excluded tokens by reason."""
     chains: int = 0
     """Runs of completions that extend each other; more traces than chains where long ones were split."""
     drift: dict[str, int] = Field(default_factory=dict)
-    """How completions stand to the one they continue: clean, drift or rewritten → how many."""
+    """Completions by relation to the one they continue: clean, drift or rewritten."""
     lineage: dict[str, int] = Field(default_factory=dict)
-    """main, subagent, compacted, summary or auxiliary → how many traces."""
+    """Traces by lineage: main, subagent, compacted, summary or auxiliary."""
     auxiliary: dict[str, int] = Field(default_factory=dict)
-    """The rule by which a completion was taken for a side call → how many."""
+    """Side calls by the rule that identified them."""
     omitted: dict[str, int] = Field(default_factory=dict)
-    """Images and the like that the model was not shown, by kind → how many completions had one to omit."""
+    """Completions with images or other parts that the model was not shown, by kind."""
     approximate_tokens: int = 0
-    """Of the trainable tokens: those that stand after others than the policy saw (drift: approximate)."""
+    """Trainable tokens that follow other tokens than the policy saw (drift: approximate)."""
     trace_tokens: int = 0
-    """The length of all traces together, prompts included."""
+    """Total length of all traces, prompts included."""
     merge_ratio: float = 1.0
-    """How many times longer the traces would be together with one trace a completion."""
+    """Length of one trace per completion divided by the length of these traces."""
     faults: tuple[Fault, ...] = ()
-    """What of the recording is not sound."""
+    """Unsound parts of the recording."""
 
 
 class Verdict(Frozen):
-    """What an evaluator says of a session."""
+    """An evaluator's verdict on a session."""
 
     reward: float = Field(allow_inf_nan=False)
-    """What the session is worth."""
+    """Reward of the session."""
     components: dict[str, float] = Field(default_factory=dict)
-    """Numbers that say more of it, by name."""
+    """Further scores by name."""
     report: str = ""
-    """Readable by a person; at most 64 KiB are kept."""
+    """For people; truncated to 64 KiB."""
     trace_rewards: dict[str, float] = Field(default_factory=dict)
-    """Completion id → the reward of the trace that trains it, instead of its share of `reward`."""
+    """Rewards of traces by the id of a completion that they train, instead of their share of `reward`."""
 
 
 class Origin(Frozen):
@@ -183,108 +183,105 @@ class Origin(Frozen):
     session_id: Id
     """Which session: another one of the same task, or the one that a replay repeats."""
     calls: int | None = Field(default=None, ge=0)
-    """How many of its model calls are answered from the recording: the first ones, in the order in which they
-    ended. None: all."""
+    """Number of model calls, in the order in which they ended, answered from the recording; None for all."""
     samples_on: bool = True
     """Whether the model answers what is asked after these calls; otherwise the agent is ended there."""
     on_divergence: OnDivergence = OnDivergence.LIVE
     depth: int = Field(default=1, ge=0)
-    """1: a branch of a sample; 2: a branch of such a branch, and so on."""
+    """1 for a branch of a sample, 2 for a branch of such a branch, and so on."""
 
 
 MOST_BRANCH_POINTS = 1024
-"""Places at which branches leave a session, at most."""
+"""Maximum branch points of a session."""
 LONGEST_DIFFERENCE = 16_384
-"""Characters that are kept of how two requests differ."""
+"""Maximum characters of a difference."""
 MOST_DIVERGENCES = 16
-"""How many divergences of a session are described; all are counted."""
+"""Maximum divergences that are described; all are counted."""
 LONGEST_VARIATION = 400
 MOST_VARIATIONS = 16
-"""Lines that varied of which a report tells, at most, and how many characters of each."""
+"""Maximum varied lines in a report, and characters of each."""
 
 
 class Divergence(Frozen):
-    """A request that was not the recorded one."""
+    """A request that differs from the recorded one."""
 
     call: int = Field(ge=0)
-    """Its place among the session's model calls, from 0, in the order in which they began."""
+    """Position among the session's model calls by start, from 0."""
     taken: OnDivergence
-    """What was done about it."""
+    """How it was handled."""
     difference: str = Field(max_length=LONGEST_DIFFERENCE)
-    """Between the recorded request and this one, as a unified diff."""
+    """Unified diff from the recorded request to this one."""
 
 
 class ReplayReport(Frozen):
-    """How far a session followed the recording that it began with."""
+    """How closely a session followed its recording."""
 
     origin: Id
-    """Whose recording it was; its own id where a later attempt took up an earlier one."""
+    """Session of the recording; its own id if a later attempt resumes an earlier one."""
     calls: int = 0
     """Model calls that were answered from the recording."""
     sampled_tokens: int = 0
-    """Tokens in those answers."""
+    """Sampled tokens in those answers."""
     unused_calls: int = 0
-    """Answers of the recording that were never asked for."""
+    """Recorded answers that were never requested."""
     varied_messages: int = 0
-    """Messages that came with another clock time or measured duration, for which the recorded ones stand."""
+    """Messages with other clock times or durations, replaced by the recorded ones."""
     variations: tuple[str, ...] = Field(default=(), max_length=MOST_VARIATIONS)
-    """The first lines in which they differ, as they were recorded and as they came."""
+    """Their first differing lines, as recorded and as received."""
     divergence_count: int = 0
-    """Requests that were not the recorded ones."""
+    """Requests that differ from the recorded ones."""
     divergences: tuple[Divergence, ...] = Field(default=(), max_length=MOST_DIVERGENCES)
-    """The first of them."""
+    """The first divergences."""
 
     @property
     def is_faithful(self) -> bool:
-        """Whether every recorded answer was asked for, and nothing else before them."""
+        """Whether exactly the recorded answers were requested."""
         return not self.divergence_count and not self.unused_calls
 
 
 class SessionResult(Frozen):
-    """What came of a session; the tokens themselves are in its recording."""
+    """Result of a session; the tokens are in its recording."""
 
     session_id: Id
-    """Which session."""
+    """Id of the session."""
     task_id: Id
-    """Whose."""
+    """Id of the task."""
     sample: int
     """From 0."""
     attempt: int
-    """The one that ended it."""
+    """The attempt that ended it."""
     status: SessionStatus
     agent_end: AgentEnd = AgentEnd.NOT_STARTED
     exit_code: int | None = None
-    """The harness's; None: it did not end by itself."""
+    """Exit code of the harness; None if it did not end by itself."""
     error: str | None = None
     """Why it failed."""
     failure: FailureReason | None = None
-    """What kind of failure it is; None: it did not fail."""
+    """Kind of failure; None if it did not fail."""
     warnings: tuple[str, ...] = ()
-    """What else went wrong and left the verdict as it is: an artifact that could not be collected, a
-    branching strategy that failed."""
+    """Problems that did not affect the verdict: an artifact that could not be collected, a branching strategy
+    that failed."""
     verdict: Verdict | None = None
     stats: TrajectoryStats = TrajectoryStats()
     seconds: StageSeconds = StageSeconds()
     policy_version_min: int | None = None
-    """Oldest policy that sampled a token of it, without what was replayed; None: nothing was sampled."""
+    """Oldest policy version that sampled a token of it, replayed ones aside; None if none were sampled."""
     policy_version_max: int | None = None
-    """Newest."""
+    """Newest policy version among its tokens."""
     harness_version: str | None = None
-    """Of the harness that ran."""
+    """Version of the harness."""
     model: str | None = None
-    """Its name, as the engine gives it."""
+    """The model's name, as reported by the engine."""
     logprobs_mode: str | None = None
-    """Of which distribution the recorded logprobs are: `processed_logprobs` is the one sampled from.
-
-    None: the engine neither says so nor shows it, and only temperature 1 without cuts is sure to be right.
-    """
+    """Distribution of the recorded logprobs: `processed_logprobs` is the one sampled from. None if unknown;
+    then only temperature 1 without truncation is sure to be right."""
     renderer: str | None = None
-    """What made the prompts, `template` or a family, and what it said beyond the model's chat template, as in
-    `template+tool_prompt`. None: the engine rendered them, or it is not known."""
+    """Renderer of the prompts: `template` or a family, with any addition to the model's chat template, as in
+    `template+tool_prompt`. None if the engine rendered them, or unknown."""
     replay: ReplayReport | None = None
-    """How far it followed the recording that it began with; None: it began with none."""
+    """How closely it followed its recording; None without one."""
     branch_at: tuple[int, ...] = Field(default=(), max_length=MOST_BRANCH_POINTS)
-    """After how many of its model calls branches leave it, as its task's strategy chose."""
+    """Numbers of model calls after which branches leave it, as its task's strategy chose."""
     has_recording: bool = False
     """Whether its tokens are stored."""
     has_artifacts: bool = False
@@ -301,30 +298,30 @@ class SessionResult(Frozen):
 
 
 class LeaseKey(Frozen):
-    """What a node shows for whatever it says of a session: that its lease is the session's own."""
+    """Proof that a node's lease of a session is current."""
 
     fencing_token: int = Field(ge=0, lt=2**63)
-    """Rises with every lease of the session; whatever carries an older one is refused."""
+    """Increases with every lease of the session; messages with an older one are refused."""
     secret: str = Field(max_length=64, repr=False)
-    """Known to the node that was given the lease alone: no API token delivers anything without it."""
+    """Known only to the node with the lease; no API token replaces it."""
 
 
 class Lease(Frozen):
     """The right of one node to run one attempt of one session, until it expires or is fenced off."""
 
     session_id: Id
-    """Which session."""
+    """Id of the session."""
     task: TaskSpec
     sample: int
     """From 0."""
     attempt: int
-    """Which one this is, from 1."""
+    """Attempt number, from 1."""
     key: LeaseKey
-    """What authorises the node to speak for the session."""
+    """Authorises the node to speak for the session."""
     expires_at: float
     """Unix seconds by the server's clock."""
     origin: Origin | None = None
-    """Whose recorded answers it begins with; None: nobody's."""
+    """Source of its first answers; None if the model gives all."""
     continues: bool = False
     """Whether earlier attempts at it captured something: their answers come before those of the origin."""
 

@@ -1,4 +1,4 @@
-"""What is asked: an instruction, the harness that shall follow it, and how the attempt is judged."""
+"""A task: an instruction, the harness that follows it, and how the attempt is judged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from polar.models.component import Component, Frozen, Named
 from polar.models.webhook import Webhook
 
 MAX_ID = 128
-"""The longest id, of a task or anything else."""
+"""Maximum length of any id."""
 Id = Annotated[str, Field(pattern=rf"^[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_ID - 1}}}$")]
 
 
@@ -21,13 +21,13 @@ class TaskStatus(StrEnum):
     """Derived from the sessions of the task."""
 
     QUEUED = "queued"
-    """All its sessions wait for a node."""
+    """All sessions wait for a node."""
     RUNNING = "running"
-    """Some have not ended, and not all of them wait."""
+    """Some sessions have started, and not all have ended."""
     FINISHED = "finished"
-    """All have ended."""
+    """All sessions have ended."""
     CANCELLED = "cancelled"
-    """All have ended because it was cancelled, or each of them was."""
+    """All sessions have ended, and the task, or each of them, was cancelled."""
 
 
 def _workspace_path(path: str) -> str:
@@ -46,11 +46,11 @@ class FileContent(Frozen):
     """One file of the workspace; exactly one of `text` and `base64` is set."""
 
     text: str | None = None
-    """As UTF-8."""
+    """Content as UTF-8 text."""
     base64: str | None = None
-    """Bytes."""
+    """Content in base64."""
     executable: bool = False
-    """Whether it may be run."""
+    """Whether it is executable."""
 
     def model_post_init(self, _context: object) -> None:
         if (self.text is None) == (self.base64 is None):
@@ -70,27 +70,27 @@ class FileContent(Frozen):
 
 
 class Budgets(Frozen):
-    """What a session may use. Waiting in a queue never counts."""
+    """Limits of a session; queueing does not count."""
 
     init_seconds: float = Field(default=300.0, gt=0, le=86_400)
-    """To make the sandbox and prepare it."""
+    """Seconds to create and prepare the sandbox."""
     run_seconds: float = Field(default=1_800.0, gt=0, le=604_800)
-    """For the agent; time in a policy pause does not count."""
+    """Seconds for the agent, without policy pauses."""
     evaluate_seconds: float = Field(default=300.0, gt=0, le=86_400)
-    """To build and score."""
+    """Seconds to build traces and score."""
     max_completions: int | None = Field(default=None, ge=1)
-    """Model calls; None: any number."""
+    """Maximum model calls; None for unlimited."""
     max_sampled_tokens: int | None = Field(default=None, ge=1)
-    """Over all model calls; None: any number."""
+    """Maximum sampled tokens over all model calls; None for unlimited."""
     max_context_tokens: int | None = Field(default=None, ge=1)
-    """Prompt and answer of one call together; None: what the model has."""
+    """Maximum tokens of one call, prompt and answer; None for the model's limit."""
 
 
 class SamplingPin(Frozen):
-    """What the session samples with, whatever the harness asks for; None leaves the harness's wish."""
+    """Sampling parameters that override the harness's; None keeps the harness's."""
 
     temperature: float | None = Field(default=None, ge=0, le=10)
-    """0 takes the likeliest token."""
+    """0 selects the likeliest token."""
     top_p: float | None = Field(default=None, gt=0, le=1)
     """Only the likeliest tokens up to this share of the probability."""
     top_k: int | None = Field(default=None, ge=0)
@@ -98,14 +98,14 @@ class SamplingPin(Frozen):
     seed: int | None = Field(default=None, ge=0, lt=2**63)
     """Sample k of the task gets seed + k; each completion of a session a seed derived from it."""
     max_tokens: int | None = Field(default=None, ge=1)
-    """An upper bound of what the harness asks for."""
+    """Upper bound on the harness's value."""
 
 
 class Upload(Frozen):
     """Copy a file or a directory of the node's machine into the workspace."""
 
     upload: WorkspacePath
-    """Where to."""
+    """Destination in the workspace."""
     source: str = Field(min_length=1, max_length=4096)
     """An absolute path below one of the roots that the node's `upload_roots` allows."""
 
@@ -126,29 +126,29 @@ class Solution(Frozen):
     script: str = Field(min_length=1, max_length=1_000_000)
     """Run by `/bin/sh -c` in the workspace, as the agent would be."""
     files: dict[WorkspacePath, FileContent] = Field(default_factory=dict)
-    """What the script needs, in the directory that `$POLAR_SOLUTION` names."""
+    """Files for the script, in the directory `$POLAR_SOLUTION`."""
 
 
 class OnDivergence(StrEnum):
-    """What becomes of a request that a session makes instead of the recorded one."""
+    """How a request that differs from the recorded one is handled."""
 
     STOP = "stop"
-    """The agent is ended there."""
+    """The agent is stopped."""
     LIVE = "live"
-    """The model answers it, and what follows from it."""
+    """The model answers it and all later requests."""
     RECORDED = "recorded"
-    """It gets the answer that was recorded for the other request, which is never trained."""
+    """It gets the recorded answer to the other request, which is never trained."""
 
 
 class Branching(Frozen):
-    """Sessions that share a sample's beginning and go on from there by themselves."""
+    """Sessions that share a sample's beginning and then continue independently."""
 
     at: Named
     """The strategy that chooses the model calls before which branches leave a session."""
     samples: int = Field(default=1, ge=1, le=64)
     """Branches at each of these calls."""
     depth: int = Field(default=1, ge=1, le=8)
-    """1: branches leave the samples alone; 2: they leave branches too, and so on."""
+    """1 branches samples only, 2 also branches, and so on."""
     on_divergence: OnDivergence = OnDivergence.LIVE
 
 
@@ -156,40 +156,41 @@ class TaskSpec(Frozen):
     """A task as a user writes it."""
 
     id: Id
-    """Its name: the same task under it again changes nothing, another one is refused."""
+    """Name of the task. Resubmitting the same task changes nothing; another task under the name is
+    refused."""
     instruction: str = Field(min_length=1, max_length=1_000_000)
-    """What the agent is told."""
+    """The agent's instruction."""
     harness: Named
     evaluator: Named
     runtime: Named = Component(name="bubblewrap")
     builder: Named = Component(name="prefix_merging")
     samples: int = Field(default=1, ge=1, le=1024)
-    """Sessions: attempts that make up its group."""
+    """Number of attempts in its group."""
     early_stop: int | None = Field(default=None, ge=1)
-    """Once this number of samples have completed with trainable tokens, the others are cancelled."""
+    """Number of completed samples with trainable tokens after which the others are cancelled."""
     branching: Branching | None = None
-    """Which sessions the group has besides the samples; None: none."""
+    """Sessions in the group besides the samples; None for none."""
     files: dict[WorkspacePath, FileContent] = Field(default_factory=dict)
-    """Put into the workspace before the agent starts."""
+    """Files in the workspace before the agent starts."""
     prepare: tuple[PrepareStep, ...] = Field(default=(), max_length=100)
-    """What is done in the sandbox after that, in order, on the time of `budgets.init_seconds`."""
+    """Steps in the sandbox after that, in order, within `budgets.init_seconds`."""
     artifacts: tuple[WorkspacePath, ...] = Field(default=(), max_length=100)
-    """Globs of workspace files to keep, beside the agent's logs and its diff."""
+    """Globs of workspace files to keep, besides the agent's logs and diff."""
     budgets: Budgets = Budgets()
     allow_no_model_calls: bool = False
-    """Whether a session in which no model call was answered is scored all the same. Without it that is an
-    infrastructure failure: an agent that never reached the model says nothing of the model."""
+    """Whether to score a session without an answered model call. By default that is an infrastructure
+    failure: an agent that never reached the model says nothing about it."""
     sampling: SamplingPin = SamplingPin()
     priority: int = Field(default=50, ge=0, le=100)
-    """Higher first; tasks of one priority take turns."""
+    """Higher first; tasks of equal priority take turns."""
     webhook: Webhook | None = None
-    """Where its results are sent as they come."""
+    """Receiver of its results."""
     metadata: dict[str, JsonValue] = Field(default_factory=dict)
-    """Kept and handed back with the results; Polar does not read it."""
+    """Returned with the results; Polar does not read it."""
 
     @property
     def components(self) -> tuple[tuple[str, str, Component], ...]:
-        """What it names: each kind of extension, the field that names one, and which."""
+        """The named extensions: kind, field and component."""
         named = (
             ("harnesses", "harness", self.harness),
             ("runtimes", "runtime", self.runtime),

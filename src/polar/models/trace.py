@@ -14,14 +14,14 @@ from polar.models.session import TrajectoryStats
 
 
 class Lineage(StrEnum):
-    """What part of the session's work a trace is."""
+    """Role of a trace in the session."""
 
     MAIN = "main"
     """The conversation that follows the task's instruction."""
     SUBAGENT = "subagent"
-    """A conversation that another one started."""
+    """A conversation started by another."""
     COMPACTED = "compacted"
-    """A context that took the place of an earlier one: its history was summarised or rewritten."""
+    """A context that replaced an earlier one: its history was summarised or rewritten."""
     SUMMARY = "summary"
     """A summary with which a later context begins."""
     AUXILIARY = "auxiliary"
@@ -29,14 +29,14 @@ class Lineage(StrEnum):
 
 
 class DriftPolicy(StrEnum):
-    """What becomes of a sampled answer that the next prompt holds in other tokens."""
+    """How to treat a sampled answer that the next prompt contains in other tokens."""
 
     FORK = "fork"
     """Both sides are trained, each after exactly what the policy saw."""
     REALIGN = "realign"
     """One trace with the next prompt's tokens; the answer stands in it untrained and is counted."""
     APPROXIMATE = "approximate"
-    """One trace with the sampled tokens; what comes later stands after others than the policy saw."""
+    """One trace with the sampled tokens; later ones follow other tokens than the policy saw."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,17 +57,17 @@ class Trace:
     """The completions whose sampled tokens are trained here, in order."""
     lineage: Lineage = Lineage.MAIN
     parent: int | None = None
-    """Which trace of the trajectory it came out of; None at the session's beginning."""
+    """Index of the trace it came from; None for the session's first."""
     approximate_from: int | None = None
-    """From this position of the response on, tokens stand after others than the policy saw."""
+    """Position in the response from which tokens follow others than the policy saw."""
     share: float = 1.0
-    """What part of the session's reward is this trace's."""
+    """Share of the session's reward."""
     routing: Routing | None = None
-    """Of every token of prompt and response; None: of none is it known."""
+    """Experts of every token of prompt and response; None if all are unknown."""
 
     @property
     def unrouted_tokens(self) -> int:
-        """How many tokens have no routing. The last one needs none: nothing follows it."""
+        """Number of tokens without routing; the last needs none."""
         if self.routing is None:
             return max(len(self.prompt_ids) + len(self.response_ids) - 1, 0)
         return int(np.count_nonzero(~self.routing[:-1].any((1, 2))))
@@ -85,11 +85,11 @@ class Segment:
     policy_versions: Versions | None = None
     """Only on sampled segments, same length as ids."""
     completion_id: str | None = None
-    """Only on sampled segments: who sampled them."""
+    """Only on sampled segments: the completion that sampled them."""
     exact: bool = True
-    """Whether the path that ends here is what the policy saw; False only with `approximate`."""
+    """Whether the policy saw exactly this path; False only with `approximate`."""
     routing: Routing | None = None
-    """Same length as ids; None: of none is it known."""
+    """Same length as ids; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +100,10 @@ class TraceRef:
     """Indices of the sampled segments on the path that carry loss, in order; never empty."""
     reward: float | None = None
     share: float = 1.0
-    """What part of the session's reward is this trace's."""
+    """Share of the session's reward."""
     lineage: Lineage = Lineage.MAIN
     parent: int | None = None
-    """Index of the trace this one came out of; None at the session's beginning."""
+    """Index of the trace it came from; None for the session's first."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,7 +114,7 @@ class Trajectory:
     traces: tuple[TraceRef, ...]
     stats: TrajectoryStats = field(default_factory=TrajectoryStats)
     drift: DriftPolicy = DriftPolicy.FORK
-    """The policy the segments were grown with."""
+    """The drift policy of the segments."""
 
     def with_reward(self, reward: float, trace_rewards: Mapping[str, float] | None = None) -> Trajectory:
         """The same traces, each credited with its share of the session's reward or with one of its own.
@@ -129,7 +129,7 @@ class Trajectory:
         return replace(self, traces=tuple(traces))
 
     def own_rewards(self, trace_rewards: Mapping[str, float]) -> list[float | None]:
-        """Of each trace, the reward that it has by name; None: it has its share of the session's."""
+        """The own reward of each trace; None if it has a share of the session's."""
         return [self._named(ref, trace_rewards) for ref in self.traces]
 
     def _named(self, ref: TraceRef, trace_rewards: Mapping[str, float]) -> float | None:

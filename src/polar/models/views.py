@@ -1,4 +1,4 @@
-"""What the control plane shows and takes: the bodies of its REST API."""
+"""Bodies of the control plane's REST API."""
 
 from __future__ import annotations
 
@@ -22,39 +22,39 @@ from polar.models.webhook import WebhookEvent
 
 
 class TaskView(Frozen):
-    """A stored task and how far its sessions are."""
+    """A stored task and the progress of its sessions."""
 
     spec: TaskSpec
     status: TaskStatus
     """Derived from the task's sessions."""
     created_at: float
-    """Unix seconds, as every time here."""
+    """Unix seconds."""
     sessions: dict[SessionStatus, int] = Field(default_factory=dict)
-    """How many sessions are in each status; statuses without one are absent."""
+    """Sessions by status; statuses without one are absent."""
     mean_reward: float | None = None
     """Over the completed sessions."""
 
 
 class SessionHead(Frozen):
-    """What every view of a stored session begins with."""
+    """Fields of every view of a stored session."""
 
     id: Id
-    """The task's id and the sample."""
+    """Task id and sample number."""
     task_id: Id
-    """Whose sample it is."""
+    """Id of the task."""
     sample: int
     """From 0."""
     attempt: int
-    """How many times a node has begun it."""
+    """Number of attempts so far."""
     status: SessionStatus
     node: str | None = None
-    """Who has it, or had it to its end; None: nobody yet, or not now."""
+    """Its node, or its last one if it ended; None if it has none."""
     created_at: float
-    """Unix seconds, as every time here."""
+    """Unix seconds."""
     updated_at: float
-    """When anything of it changed last, a heartbeat included."""
+    """Unix seconds of its last change, heartbeats included."""
     origin: Origin | None = None
-    """The session whose recorded answers it begins with; None: it begins with none."""
+    """Session whose recorded answers it begins with; None for none."""
 
 
 class SessionView(SessionHead):
@@ -72,7 +72,7 @@ class TaskPage(Frozen):
 
 
 class TaskBatch(Frozen):
-    """Tasks that are stored together: all of them or, if one is refused, none."""
+    """Tasks that are stored together, all or none."""
 
     tasks: tuple[TaskSpec, ...] = Field(min_length=1, max_length=1000)
 
@@ -82,7 +82,7 @@ class TaskBatchView(Frozen):
 
     tasks: tuple[TaskView, ...]
     known: tuple[Id, ...] = ()
-    """Those that were there already, with the same content."""
+    """Tasks that existed already with the same content."""
 
 
 class SessionPage(Frozen):
@@ -98,11 +98,11 @@ class ResultPage(Frozen):
     cursor: int
     """Pass as `cursor` to get what comes after; unchanged when nothing came."""
     end: int
-    """The newest result's place in the feed, of all tasks: what is still to come comes after it."""
+    """Position of the newest result of any task; later results follow it."""
     policy_version: int = 0
-    """The policy's when the page was made, where there are results."""
+    """Policy version of the page, if it has results."""
     stale: tuple[Id, ...] = ()
-    """Sessions among them with tokens of an older policy than was asked for."""
+    """Sessions with tokens of an older policy than requested."""
 
     @property
     def fresh(self) -> tuple[SessionResult, ...]:
@@ -112,27 +112,27 @@ class ResultPage(Frozen):
 
 
 class BranchRequest(Frozen):
-    """Asks for sessions of the same task that begin with an ended one's recorded answers."""
+    """A request for sessions of the same task that begin with an ended session's recorded answers."""
 
     calls: int = Field(ge=0)
-    """How many of its model calls are answered from the recording; then the model samples."""
+    """Number of model calls answered from the recording before the model samples."""
     samples: int = Field(default=1, ge=1, le=1024)
-    """How many branches."""
+    """Number of branches."""
     on_divergence: OnDivergence = OnDivergence.LIVE
     request_id: Id | None = None
-    """The same request again, by this id, adds nothing and answers the same; None: it adds new ones."""
+    """Makes the request idempotent; None always adds new branches."""
 
 
 class ReplayRequest(Frozen):
-    """Asks for a session that repeats an ended one from its recording, in a task of its own."""
+    """A request for a session, in a task of its own, that repeats an ended one from its recording."""
 
     calls: int | None = Field(default=None, ge=0)
-    """How many of its model calls; None: all that were recorded."""
+    """Number of model calls to repeat; None for all recorded."""
     on_divergence: OnDivergence = OnDivergence.STOP
     samples_on: bool = False
     """Whether the model answers what is asked after these calls; otherwise the agent is ended there."""
     request_id: Id | None = None
-    """The same request again, by this id, changes nothing and answers the same; None: it replays anew."""
+    """Makes the request idempotent; None always replays anew."""
 
 
 class EventPage(Frozen):
@@ -144,60 +144,58 @@ class EventPage(Frozen):
 
 
 NODE_PROTOCOL = 7
-"""What nodes and servers must agree on: raised whenever one of another number would be misunderstood.
-
-A field more in what either reads is such a case, since unknown keys are errors; so is a task's.
-"""
+"""Protocol version, equal on node and server, raised with every incompatible change. A new field in what
+either reads is one, since unknown keys are errors; so is a new field of a task."""
 
 
 class Join(Frozen):
-    """A node introduces itself before it asks for work; one of any protocol is understood that far."""
+    """A node registers before it requests work; any protocol version can send this."""
 
     model_config = ConfigDict(extra="ignore")
 
     protocol: int = NODE_PROTOCOL
-    """What the node speaks."""
+    """Protocol version of the node."""
     version: str = Field(max_length=64)
-    """Of Polar on the node; nodes of other versions may join as long as the protocol is the same."""
+    """Polar version of the node, which may differ if the protocol is the same."""
     places: dict[SessionStatus, Annotated[int, Field(ge=0, lt=2**31)]] = Field(default_factory=dict)
-    """How many sessions each of its stages takes at once."""
+    """Capacity by stage."""
     runtimes: tuple[str, ...] = ()
-    """The runtimes that it allows tasks to name."""
+    """Runtimes that tasks may use on it."""
 
 
 class Joined(Frozen):
-    """The server takes the node."""
+    """The server accepts the node."""
 
     model_config = ConfigDict(extra="ignore")
 
     version: str
-    """Of Polar on the server."""
+    """Polar version of the server."""
     lease_seconds: float
-    """How long a lease lasts without a heartbeat."""
+    """Seconds that a lease lasts without a heartbeat."""
     resume_bytes: int = 0
-    """How many bytes of a running session's captures the server keeps, so that another node can continue it;
-    0: none."""
+    """Maximum bytes of a running session's capture that the server keeps, so that another node can resume it;
+    0 for none."""
     is_draining: bool = False
-    """Whether it will be leased nothing until it is resumed."""
+    """Whether it gets no sessions until it is resumed."""
 
 
 MOST_LEASES = 1024
-"""Of one request."""
+"""Maximum leases per request."""
 MOST_AVOIDED = 100
-"""Tasks that one request for leases names."""
+"""Maximum tasks to avoid in one request."""
 
 
 class LeaseRequest(Frozen):
-    """A node asks for work."""
+    """A node requests work."""
 
     max_sessions: int = Field(ge=1, le=MOST_LEASES)
-    """As many as it has places for."""
+    """Number of free places."""
     wait_seconds: float = Field(default=0.0, ge=0, le=60)
-    """How long the server may hold the answer back while there is no work."""
+    """Maximum seconds to wait for work."""
     runtimes: tuple[str, ...]
-    """Only tasks that name one of these are leased."""
+    """Runtimes whose tasks it takes."""
     avoid: tuple[Id, ...] = Field(default=(), max_length=MOST_AVOIDED)
-    """Tasks whose sessions are leased only where no others wait."""
+    """Tasks to lease only if no others wait."""
 
 
 class Leases(Frozen):
@@ -214,15 +212,15 @@ class SessionBeat(Frozen):
     status: SessionStatus
     progress: Progress = Progress()
     entered: tuple[StageEntry, ...] = ()
-    """Stages it has entered since the last heartbeat that was answered, in order."""
+    """Stages entered since the last answered heartbeat, in order."""
 
 
 class Heartbeat(Frozen):
-    """A node says what it holds; this renews the leases of those sessions."""
+    """A node reports its sessions, which renews their leases."""
 
     sessions: tuple[SessionBeat, ...] = ()
     trouble: str | None = Field(default=None, max_length=4096)
-    """Why the node takes no more sessions for now; None: it does."""
+    """Why the node takes no more sessions; None if it does."""
 
 
 class HeartbeatAnswer(Frozen):
@@ -233,7 +231,7 @@ class HeartbeatAnswer(Frozen):
 
 
 class Release(Frozen):
-    """A node that shuts down gives a session back unfinished; the attempt is not counted."""
+    """A node that shuts down returns an unfinished session; the attempt is not counted."""
 
     key: LeaseKey
     """Of the node's lease."""
@@ -241,44 +239,44 @@ class Release(Frozen):
 
 class Health(Frozen):
     status: str = "ok"
-    """`ok` if it answers at all."""
+    """Always `ok`."""
     version: str
-    """Of Polar on the server."""
+    """Polar version of the server."""
     sessions: dict[SessionStatus, int] = Field(default_factory=dict)
-    """How many are in each status; statuses without one are absent."""
+    """Sessions by status; statuses without one are absent."""
 
 
 class Problem(Frozen):
     """The body of every control-plane error."""
 
     error: str
-    """One line: what is wrong and, where there is one, what to do."""
+    """The problem and, if there is one, the fix, on one line."""
     code: str
     """Stable: invalid_input, unauthorized, forbidden, not_found, conflict, unavailable, too_large or
     internal."""
 
 
 class TaskEnd(Frozen):
-    """What came of a task as a whole."""
+    """Result of a whole task."""
 
     sessions: dict[SessionStatus, int] = Field(default_factory=dict)
-    """How many ended in each status."""
+    """Ended sessions by status."""
     mean_reward: float | None = None
     """Over the completed sessions."""
 
 
 class Notice(Frozen):
-    """The body of a webhook: something has ended."""
+    """The body of a webhook: a session or task has ended."""
 
     id: str
-    """The same at every attempt: a receiver that has handled it need not do so again."""
+    """The same on every attempt, so that receivers can deduplicate."""
     event: WebhookEvent
     task_id: str
     session_id: str | None = None
-    """Of a session that ended; None: the task did."""
+    """Id of the ended session; None for a task."""
     at: float
-    """When the result was stored, Unix seconds."""
+    """Unix seconds when the result was stored."""
     result: SessionResult | None = None
-    """Of a session that ended."""
+    """Result of the ended session."""
     task: TaskEnd | None = None
-    """Of a task that ended."""
+    """Result of the ended task."""

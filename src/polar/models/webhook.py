@@ -1,4 +1,4 @@
-"""Webhooks: where a task wants its results sent, and how far the server is with that."""
+"""Webhooks: receivers of a task's results, and their progress."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ def _plain_url(url: str) -> str:
 
 
 class Webhook(Frozen):
-    """Where a task's results are sent, and on which events."""
+    """A receiver of a task's results, and its events."""
 
     url: Annotated[str, Field(max_length=2048), AfterValidator(_plain_url)]
     """Its host must be listed in the server's `server.webhooks.allow`."""
     events: tuple[WebhookEvent, ...] = Field(default=(WebhookEvent.SESSION_ENDED,), min_length=1)
-    """Which events are sent."""
+    """Events to send."""
 
 
 class WebhookView(Frozen):
-    """A URL that tasks name, and how far it has followed the feed of results."""
+    """A receiver that tasks name, and its position in the feed of results."""
 
     url: str
-    """Where notices are sent."""
+    """Address of the receiver."""
     lag: int
-    """How many results of its tasks are not delivered yet."""
+    """Number of undelivered results."""
     lag_seconds: float
-    """How long the oldest of them has waited."""
+    """Seconds that the oldest has waited."""
     failures: int
-    """How many attempts in a row have failed."""
+    """Consecutive failed attempts."""
     error: str | None = None
-    """What went wrong with the last attempt; None: it was delivered."""
+    """Error of the last attempt; None if it succeeded."""
     retry_at: float | None = None
-    """When it is tried again after a failure, Unix seconds."""
+    """Unix seconds of the next attempt after a failure."""
     delivered_at: float | None = None
-    """When it was last delivered to, Unix seconds."""
+    """Unix seconds of the last delivery."""
 
 
 class WebhookList(Frozen):

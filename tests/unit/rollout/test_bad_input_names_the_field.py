@@ -45,7 +45,7 @@ def task(**changes: Any) -> dict[str, Any]:
         ),
         (
             {"harness": "Not A Name"},
-            "harness.name: 'Not A Name' is no name: lower-case letters, digits and underscores;"
+            "harness.name: 'Not A Name' is not a valid name: lower-case letters, digits and underscores;"
             " did you mean 'not_a_name'?",
         ),
         ({"harness": 7}, "harness: Input should be"),
