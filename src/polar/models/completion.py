@@ -22,7 +22,7 @@ experts of a layer differ. (Where each token goes to one expert alone, a token t
 every layer is taken for unknown.)"""
 
 
-def joined_routing(parts: Sequence[tuple[int, Routing | None]]) -> Routing | None:
+def concatenate_routing(parts: Sequence[tuple[int, Routing | None]]) -> Routing | None:
     """Concatenate the routing of consecutive token runs, given as (count, routing if known)."""
     known = [routing for _, routing in parts if routing is not None]
     if not known:

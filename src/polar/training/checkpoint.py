@@ -1,4 +1,4 @@
-"""Checkpoints: everything a run needs to go on exactly, written whole or not at all."""
+"""Checkpoints: everything a run needs to resume exactly, written atomically."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from polar.errors import PolarError
 from polar.files import atomic_directory
 
 WEIGHTS = "weights"
-"""In a checkpoint: what `from_pretrained` reads, or the adapter."""
+"""Directory in a checkpoint that `from_pretrained` reads, with weights or adapter."""
 STATE = "state.pt"
 _NAME = re.compile(r"step-(\d{6,})")
 
@@ -35,7 +35,8 @@ class Checkpoint:
         return self.path / WEIGHTS
 
     def state(self) -> dict[str, Any]:
-        """What `write` was given. Only tensors and plain values are read: no file can run code here."""
+        """Load the state given to `write`. Only tensors and plain values are read, so that no file can run
+        code."""
         try:
             state: dict[str, Any] = torch.load(self.path / STATE, weights_only=True, map_location="cpu")
         except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
@@ -52,7 +53,7 @@ def latest(directory: Path) -> Checkpoint | None:
 
 
 def checkpoints(directory: Path) -> list[Checkpoint]:
-    """Those that are complete, oldest first."""
+    """The complete checkpoints, oldest first."""
     if not directory.is_dir():
         return []
     named = ((path, _NAME.fullmatch(path.name)) for path in directory.iterdir())

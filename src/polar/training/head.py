@@ -27,10 +27,10 @@ PART = 2048
 
 
 def to_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
-    """A copy of the array on the device that nobody waits for.
+    """Copy the array to the device without blocking.
 
-    A copy from ordinary memory blocks until the GPU has finished its queue. A copy from pinned memory joins
-    the queue, and kernels follow without a gap.
+    A copy from ordinary memory blocks until the GPU has finished its queue; one from pinned memory joins the
+    queue, and kernels follow without a gap.
     """
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
@@ -41,14 +41,14 @@ class Manner:
     """How logits are made."""
 
     dtype: torch.dtype
-    """What is multiplied is rounded to this."""
+    """Type of the factors."""
     chunk: int
-    """How many tokens' logits are there at once."""
+    """Number of tokens whose logits exist at once."""
     temperature: float = 1.0
 
 
 def score(hidden: Tensor, weight: Tensor, labels: Tensor, manner: Manner) -> tuple[Tensor, Tensor]:
-    """For each row of hidden states, its label's logprob and the entropy it is drawn at."""
+    """Return the logprob of each row's label, and the entropy of its distribution."""
     found: tuple[Tensor, Tensor] = _Score.apply(hidden, weight, labels, manner)
     return found
 
@@ -94,7 +94,7 @@ class _Score(torch.autograd.Function):  # type: ignore[misc]
                 slope *= more.add_(per_token).neg_()
             slope.scatter_add_(-1, labels[some, None], per_token)
             slope = slope.div_(manner.temperature).to(manner.dtype)
-            by_rows.append(_summed_in_parts(slope, matrix))
+            by_rows.append(_multiply_in_parts(slope, matrix))
             if by_weight is not None:
                 by_weight += product(slope.T, rows[some])
         by_hidden = torch.cat(by_rows).to(ctx.given)
@@ -111,8 +111,8 @@ def _logits(rows: Tensor, matrix: Tensor, manner: Manner) -> Tensor:
     return logits if manner.temperature == 1.0 else logits.div_(manner.temperature)
 
 
-def _summed_in_parts(slope: Tensor, matrix: Tensor) -> Tensor:
-    """Their product."""
+def _multiply_in_parts(slope: Tensor, matrix: Tensor) -> Tensor:
+    """Multiply, summing over the vocabulary in parts."""
     first, *others = zip(slope.split(PART, -1), matrix.split(PART), strict=True)
     total = product(*first)
     for part in others:

@@ -71,13 +71,13 @@ class Learner:
 
     def restore(self, state: dict[str, Any]) -> None:
         self._optimizer.load_state_dict(state["optimizer"])
-        # The state brings the settings that it was made with, too; those of now are meant.
+        # The state includes the settings it was made with; the current ones apply.
         for parameters in self._optimizer.param_groups:
             parameters.update(betas=self._settings.betas, weight_decay=self._settings.weight_decay)
         self._steps = state["steps"]
 
     def _olds(self, batches: Sequence[Batch]) -> list[Tensor | None]:
-        """The logprobs that ratios are taken against; the first update's own, where there is only one."""
+        """The reference logprobs of ratios; the first update's own if there is only one update."""
         if self._settings.updates == 1:
             return [None] * len(batches)
         return [self.policy.logprobs(batch) for batch in batches]
@@ -111,7 +111,7 @@ class Learner:
 
 
 def _numbers(losses: Sequence[Loss], norm: Tensor, terms: int) -> dict[str, float]:
-    """Losses add up; what else was summed is a mean over terms. Waits for the GPU, once."""
+    """Sum losses and average other numbers over terms. Synchronises with the GPU once."""
     sums = {name: torch.stack([loss.sums[name].float() for loss in losses]).sum() for name in losses[0].sums}
     totals = {"loss": torch.stack([loss.value for loss in losses]).sum(), "grad_norm": norm} | sums
     values = torch.stack([total.float() for total in totals.values()]).tolist()
@@ -121,7 +121,7 @@ def _numbers(losses: Sequence[Loss], norm: Tensor, terms: int) -> dict[str, floa
 
 def _schedule(settings: OptimizerSettings, steps: int) -> Callable[[int], float]:
     def share(step: int) -> float:
-        """Of the learning rate, at a step counted from 0."""
+        """Share of the learning rate at a step counted from 0."""
         if step < settings.warmup_steps:
             return (step + 1) / (settings.warmup_steps + 1)
         done = (step - settings.warmup_steps) / max(1, steps - settings.warmup_steps)

@@ -28,23 +28,23 @@ class WeightSink(Protocol):
     """Takes the policy after each update."""
 
     def push(self, policy: TrainerPolicy) -> int:
-        """Have everything that is sampled from now on sampled with these weights; the version they carry."""
+        """Publish these weights to all engines; return their version."""
 
 
 class Nowhere:
-    """Nobody samples: recordings and datasets are learnt from as they are."""
+    """For recordings and datasets, which need no engine."""
 
     def push(self, policy: TrainerPolicy) -> int:
         return 0
 
 
 HeldOutNumbers = Callable[[int, bool], dict[str, float]]
-"""A step, and whether it is the last → how well the policy does on tasks that are not learnt from."""
+"""Evaluates the policy on held-out tasks, given the step and whether it is the last."""
 
 
 @dataclass(slots=True)
 class Training:
-    """A run and how far it is."""
+    """A run and its progress."""
 
     settings: RunSettings
     source: MaterialSource
@@ -55,7 +55,7 @@ class Training:
     versions: PolicyVersions = PolicyVersions(0)
 
     def run(self, write: Write) -> Checkpoint:
-        """Train to the last step, or as long as there is time; the checkpoint it ends with."""
+        """Train to the last step, or until time is up; return the last checkpoint."""
         ends_at = time.monotonic() + (self.settings.seconds or math.inf)
         again = self.sink.push(self.learner.policy)
         self.versions = PolicyVersions(again, kept=self.versions.kept, again=again)
@@ -88,7 +88,7 @@ class Training:
             numbers["version"] = self.versions.now
             if (share := usage.share()) is not None:
                 numbers["gpu_busy"] = share
-            write(self.step, numbers | _counted(self.step, material) | self._held_out(is_last=is_last))
+            write(self.step, numbers | _log_numbers(self.step, material) | self._held_out(is_last=is_last))
             if self.step % self.settings.checkpoint.every == 0 or is_last:
                 kept = self._keep()
         return kept
@@ -98,7 +98,7 @@ class Training:
         return self.settings.out / CHECKPOINTS
 
     def resume(self, found: Checkpoint) -> None:
-        """Go on after a checkpoint, whose weights the learner's policy has."""
+        """Resume after a checkpoint, whose weights are loaded already."""
         state = found.state()
         self.step = found.step
         self.versions = PolicyVersions(0, kept=state["version"])
@@ -120,8 +120,8 @@ class Training:
         return checkpoint.write(self.directory, self.step, save, state, self.settings.checkpoint.keep)
 
 
-def _counted(step: int, material: Material) -> dict[str, float]:
-    """The material's numbers and its exclusions, which are also logged."""
+def _log_numbers(step: int, material: Material) -> dict[str, float]:
+    """Return the material's numbers and log its exclusions."""
     left_out = {name: count for name, count in material.excluded.items() if count}
     if left_out:
         named = ", ".join(f"{count} {name}" for name, count in sorted(left_out.items()))

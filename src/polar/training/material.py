@@ -1,4 +1,4 @@
-"""What a step learns from: groups of sessions → advantages → packed batches; exclusions are counted."""
+"""Turns groups of sessions into advantages and packed batches; exclusions are counted."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class PolicyVersions:
     again: int = 0
     """The version under which a resumed run published its weights; every later update has its own."""
     ahead: int = 0
-    """Updates that no engine has loaded yet."""
+    """Updates not loaded by any engine yet."""
 
     @property
     def reached(self) -> int:
@@ -53,7 +53,7 @@ class PolicyVersions:
         return replace(self, ahead=self.ahead + 1)
 
     def after_push(self, version: int) -> PolicyVersions:
-        """Engines that could not load the weights stay where they are."""
+        """Account for a push; engines that could not load the weights keep theirs."""
         if version == self.now:
             return self
         if self.ahead > 1:
@@ -73,7 +73,7 @@ class PolicyVersions:
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """What one step learns from."""
+    """The data of one step."""
 
     packing: Packing
     numbers: dict[str, float] = field(default_factory=dict)
@@ -88,12 +88,12 @@ def material(
     versions: PolicyVersions,
     seed: int = 0,
 ) -> Material:
-    """The groups as packed batches for the policy of now; `seed` is the run's, for what is left to chance."""
+    """Pack the groups for the current policy; `seed` is the run's."""
     excluded: Counter[str] = Counter()
     credited = [
         found
         for group in groups
-        for found in _credited(group, objective, batch.tokens, versions, excluded, seed)
+        for found in _credit(group, objective, batch.tokens, versions, excluded, seed)
     ]
     sessions = [session for group in groups for session in group.samples]
     # Branches leave where somebody chose: their rewards are not those of the policy by itself.
@@ -116,7 +116,7 @@ def material(
 
 
 def _branch_numbers(sessions: Sequence[EndedSession], credited: Sequence[Credited]) -> dict[str, float]:
-    """What branches there were, where there were any."""
+    """Numbers about branches, if there are any."""
     branches = [session for session in sessions if session.is_branch]
     if not branches:
         return {}
@@ -140,16 +140,16 @@ def pack(rows: Iterator[TrainingRow], batch: BatchSettings) -> Packing:
 
 @dataclass(frozen=True, slots=True)
 class Credited:
-    """A trace to learn from, with only its sound tokens in the mask."""
+    """A trace with credit, masked to its sound tokens."""
 
     name: str
     sample: str
-    """What counts once at `level: sequence`: a session together with its branches."""
+    """The unit of `level: sequence`: a session together with its branches."""
     trace: Trace
     advantages: Floats | float = 0.0
-    """One for each response token, or for all."""
+    """Per response token, or one for all."""
     shares: Floats | float = 1.0
-    """What part of a token each response token counts as: those after a place where branches leave share."""
+    """Fraction as which each response token counts; after a branch point, siblings share one."""
 
     @property
     def trained_shares(self) -> Floats:
@@ -158,7 +158,7 @@ class Credited:
         return shares
 
 
-def _credited(
+def _credit(
     group: Group,
     objective: ObjectiveSettings,
     budget: int,
@@ -196,17 +196,19 @@ def _credited(
 
 
 class _GroupCredit:
-    """What the rewards of a group's sessions and traces are compared with.
+    """The baselines of a group's sessions and traces.
 
-    A share of a session's reward is compared with the rewards of the group's sessions, or in their tree; a
-    reward that a trace has of its own with the group's other such rewards.
+    A share of a session's reward is compared with the group's sessions, or with their tree; a trace's own
+    reward with the group's other such rewards.
     """
 
     def __init__(self, group: Group, objective: ObjectiveSettings, seed: int) -> None:
         self.tree = group_tree(group.scored)
         rewards, owns = group.rewards, [_own_rewards(sample) for sample in group.scored]
         if objective.rewards == "shuffled":
-            rewards, owns = _shuffled(rewards, owns, np.random.SeedSequence(seed, spawn_key=group.turn))
+            rewards, owns = _shuffle_rewards(
+                rewards, owns, np.random.SeedSequence(seed, spawn_key=group.turn)
+            )
         self._rewards, self._owns = rewards, owns
         named = [[reward for reward in own if reward is not None] for own in owns]
         kind, min_std = objective.comparison, objective.min_std
@@ -217,7 +219,8 @@ class _GroupCredit:
         self._of_stretches = self.tree.advantages(rewards, objective.advantage, least)
 
     def of_trace(self, session: int, trace: int, trajectory: Trajectory) -> list[tuple[float, float]] | None:
-        """Advantage and share of each completion that a trace trains; None: nothing differs from its own."""
+        """Advantage and share of each completion that a trace trains; None if nothing differs from its
+        own."""
         ref = trajectory.traces[trace]
         ids = (trajectory.segments[index].completion_id or "" for index in ref.trained)
         stretches = [self.tree.stretch_of(session, id) for id in ids]
@@ -240,10 +243,10 @@ def _alike(baseline: Baseline | None, reward: float, share: float, count: int) -
     return None if baseline is None else [baseline.advantage(reward, share)] * count
 
 
-def _shuffled(
+def _shuffle_rewards(
     rewards: list[float], owns: list[list[float | None]], seed: np.random.SeedSequence
 ) -> tuple[list[float], list[list[float | None]]]:
-    """The same rewards, those of sessions and those of traces, each dealt out among their like."""
+    """The rewards dealt out at random, sessions' and traces' separately."""
     chance = np.random.default_rng(seed)
     named = iter(chance.permutation([own for one in owns for own in one if own is not None]).tolist())
     dealt = [[None if own is None else next(named) for own in one] for one in owns]
@@ -257,7 +260,7 @@ def _own_rewards(sample: EndedSession) -> list[float | None]:
 
 
 def weighted_rows(credited: Sequence[Credited], level: Level, constant: float = 0.0) -> Iterator[TrainingRow]:
-    """Rows whose weights add up to one over tokens or over samples, unless each weight is a constant."""
+    """Rows whose weights sum to one over tokens or samples, unless each weight is constant."""
     tokens: dict[str, float] = defaultdict(float)
     for one in credited:
         tokens[one.sample] += float(one.trained_shares.sum(dtype=np.float64))

@@ -37,9 +37,9 @@ COLUMNS = (
     "tokens_per_second",
     "gpu_busy",
 )
-"""What the terminal shows of the numbers that there are; the file has them all."""
+"""Numbers shown in the terminal; the file has them all."""
 LINES = 20
-"""How many steps the terminal shows."""
+"""Number of steps shown in the terminal."""
 NVML = "libnvidia-ml.so.1"
 SAMPLE_SECONDS = 0.1
 """The driver averages over the last sixth of a second to a second, depending on the GPU."""
@@ -50,7 +50,7 @@ Write = Callable[[int, Mapping[str, float]], None]
 
 
 def require(settings: MetricsSettings) -> None:
-    """Refuse to begin where a package is missing that the numbers are to go to."""
+    """Raise if a package for the requested metrics is missing."""
     for package, is_asked in (("tensorboard", settings.tensorboard), ("wandb", settings.wandb is not None)):
         if is_asked and find_spec(package) is None:
             raise NotInstalled(f"metrics.{package} needs {package}", hint=f"pip install {package}")
@@ -58,7 +58,7 @@ def require(settings: MetricsSettings) -> None:
 
 @contextmanager
 def board(settings: MetricsSettings, out: Path, step: int, console: Console) -> Iterator[Write]:
-    """Writes to all that is asked for; numbers of steps after `step` are forgotten, for they come again."""
+    """Write to all requested targets; numbers after `step` are dropped, as they will be repeated."""
     with ExitStack() as stack:
         writers = [stack.enter_context(_metrics_file(out / FILE, step))]
         if settings.tensorboard:
@@ -77,9 +77,9 @@ def board(settings: MetricsSettings, out: Path, step: int, console: Console) -> 
 
 @contextmanager
 def _metrics_file(path: Path, step: int) -> Iterator[Write]:
-    """One object a step, each step once also where a run was killed and went on."""
+    """Write one object per step, once per step even if a run was killed and resumed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # A run that begins anew tells how it was before its first step again.
+    # A run that starts over reports the numbers before its first step again.
     lines = path.read_text().splitlines() if step and path.is_file() else []
     path.write_text("".join(line + "\n" for line in lines if _step(line) <= step))
     with path.open("a", buffering=1) as file:
@@ -87,7 +87,7 @@ def _metrics_file(path: Path, step: int) -> Iterator[Write]:
 
 
 def _step(line: str) -> float:
-    """Which step a line is of; one that a killed process left half is of none that was reached."""
+    """The step of a line; an incomplete line is of none."""
     try:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
@@ -156,9 +156,9 @@ class _Utilization(ctypes.Structure):
 
 
 class GpuUsage:
-    """The share of time in which the GPU computes anything, for whichever process, as its driver says.
+    """The fraction of time in which the GPU computes, for any process, as its driver reports.
 
-    Unknown on a machine without a GPU, and where the driver does not say.
+    Unknown without a GPU, or if the driver does not report it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -183,7 +183,7 @@ class GpuUsage:
         self._samples = []
 
     def share(self) -> float | None:
-        """Since `begin`, between 0 and 1; None: not known."""
+        """The fraction since `begin`, from 0 to 1; None if unknown."""
         return fmean(self._samples) if self._samples else None
 
     def _watch(self, library: ctypes.CDLL, handle: ctypes.c_void_p) -> None:
@@ -194,7 +194,7 @@ class GpuUsage:
 
 
 def _open(device: torch.device) -> tuple[ctypes.CDLL, ctypes.c_void_p] | None:
-    """The driver's library and its handle of this device, found by an id that all processes share."""
+    """The driver's library and its handle of this device, found by its global id."""
     if device.type != "cuda":
         return None
     try:

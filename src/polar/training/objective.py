@@ -16,12 +16,12 @@ from polar.training.settings import MOST_TOKEN_KL, ObjectiveSettings
 from polar.trajectory.packing.batch import Batch
 
 MOST_LOG_RATIO = 20.0
-"""Beyond this a ratio says nothing more, and its exponential would overflow."""
+"""Larger ratios carry no information, and their exponential would overflow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the trainer's policy says of a batch; one entry a term."""
+    """The trainer policy's values on a batch, one entry per term."""
 
     logprobs: Tensor
     entropy: Tensor
@@ -33,7 +33,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What a batch adds to the step's loss, and sums over its terms that tell how it came about."""
+    """A batch's contribution to the step's loss, and sums over its terms for metrics."""
 
     value: Tensor
     sums: dict[str, Tensor]

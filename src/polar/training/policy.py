@@ -1,8 +1,8 @@
-"""The model that is trained: its weights, and how likely it holds what was sampled.
+"""The trained model: its weights, and the logprobs of sampled tokens.
 
 On a GPU it computes in bfloat16 with FlexAttention over block masks; on a CPU in float32 with a dense mask.
-Whatever is trained is kept in float32: steps of a usual learning rate are lost between two bfloat16 numbers.
-Nothing here waits for the GPU: while it computes a batch, the next one is being given to it.
+Trained weights stay in float32, since steps of a usual learning rate vanish between two bfloat16 numbers.
+Nothing here waits for the GPU: while it computes a batch, the next is sent.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from polar.training.weight_files import write_weights
 from polar.trajectory.packing.batch import BLOCK, Batch, block_mask_of, dense_mask
 
 SHAPES = 2
-"""How many sizes batches are padded to on a GPU: kernels are compiled once for each. All but the last
-batch of a step are nearly full."""
+"""Number of sizes that batches are padded to on a GPU, with kernels compiled for each. All but the last batch
+of a step are nearly full."""
 PROBE = (1, 2, 3, 5, 8, 13)
-"""Tokens that every vocabulary has."""
+"""Token ids in every vocabulary."""
 PROBE_TOLERANCE = 1e-3
 _TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "chat_template*", "vocab*", "merges*")
 ADAPTER = "adapter_config.json"
@@ -45,7 +45,7 @@ PRECISIONS = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": t
 
 
 class TrainerPolicy:
-    """A causal language model with what is needed to train it on packed batches."""
+    """A causal language model, set up to train on packed batches."""
 
     def __init__(
         self,
@@ -61,12 +61,12 @@ class TrainerPolicy:
         self.model = model
         """A transformers model, or a `peft` model around one."""
         self.directory = directory
-        """Where the model came from: of an adapter, what it is an adapter to."""
+        """The model's directory; of an adapter, the base model's."""
         self._causal = model.get_base_model() if settings.lora else model
         self.is_adapter = settings.lora is not None
         """Whether an adapter is trained, and the model's own weights stay."""
         self._device = next(model.parameters()).device
-        self._dtype = _computed_in(settings, self._device)
+        self._dtype = _dtype_of(settings, self._device)
         self._manner = Manner(self._dtype, settings.chunk, temperature)
         self._granule = _granule(most_tokens)
         self._is_packed = is_packed
@@ -81,7 +81,7 @@ class TrainerPolicy:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """Those that are trained."""
+        """The trained parameters."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     @property
@@ -89,16 +89,16 @@ class TrainerPolicy:
         return self._device
 
     def measure(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """For each term of the batch, its token's logprob and the entropy it was drawn at."""
+        """Return each term's logprob, and the entropy of its distribution."""
         return self._measure(self._causal, batch)
 
     def logprobs(self, batch: Batch) -> Tensor:
-        """For each term, its token's logprob; nothing can be learnt from it."""
+        """Each term's logprob, without gradients."""
         with torch.no_grad():
             return self._measure(self._causal, batch)[0]
 
     def reference_logprobs(self, batch: Batch) -> Tensor:
-        """As `logprobs`, of the policy that the run began with."""
+        """Each term's logprob under the initial policy."""
         without_adapter = nullcontext() if self._reference is not None else self.model.disable_adapter()
         with torch.no_grad(), without_adapter:
             return self._measure(self._reference or self._causal, batch)[0]
@@ -109,9 +109,9 @@ class TrainerPolicy:
         self._add_tokenizer(directory)
 
     def export(self, directory: Path) -> None:
-        """Write them as engines compute with them: in the precision that is computed in here, too.
+        """Write the weights in the engines' precision.
 
-        What is trained is kept in float32, twice the bytes, and rounded before each product all the same.
+        Trained weights are kept in float32, twice the bytes, and rounded before each product anyway.
         """
         if self.is_adapter:
             self.save(directory)
@@ -119,7 +119,7 @@ class TrainerPolicy:
         self._write(directory, self._engine_tensors())
 
     def share(self, directory: Path, share: Share) -> SharedWeights | None:
-        """Let engines take a copy on this GPU, which what is returned holds."""
+        """Share a copy on this GPU with engines; the returned object frees it."""
         if self.is_adapter or self._device.type != "cuda":
             return None
         shared = share(self._engine_tensors(copy=True), directory)
@@ -127,7 +127,7 @@ class TrainerPolicy:
         return SharedWeights(write, shared.withdraw, files_at_once=shared.files_at_once)
 
     def _engine_tensors(self, *, copy: bool = False) -> dict[str, Tensor]:
-        """All weights in the precision that engines compute in, as checkpoints name and cut them."""
+        """All weights in the engines' precision, named and split as in checkpoints."""
         from transformers.core_model_loading import revert_weight_conversion
 
         untied: dict[tuple[int, torch.Size], tuple[str, Tensor]] = {}
@@ -163,10 +163,10 @@ class TrainerPolicy:
         return logprobs[back], entropy[back]
 
     def _hidden(self, causal: Any, batch: Batch) -> Tensor:
-        """The last layer's output for each token."""
+        """Output of the last layer."""
         mask: Any = None
         if self._is_packed:
-            batch, mask = self._masked(batch)
+            batch, mask = self._mask(batch)
         ids, positions = (
             to_device(array, self._device).long()[None] for array in (batch.ids, batch.positions)
         )
@@ -177,7 +177,7 @@ class TrainerPolicy:
         hidden: Tensor = made.last_hidden_state[0]
         return hidden
 
-    def _masked(self, batch: Batch) -> tuple[Batch, Any]:
+    def _mask(self, batch: Batch) -> tuple[Batch, Any]:
         if not self._has_blocks:
             return batch, to_device(dense_mask(batch), self._device)[None, None]
         batch = batch.padded(-(-len(batch) // self._granule) * self._granule)
@@ -188,7 +188,7 @@ class TrainerPolicy:
         return torch.autocast(self._device.type, self._dtype) if is_mixed else nullcontext()
 
     def _frozen_copy(self, settings: ModelSettings) -> Any:
-        """The model as it is now; None where leaving the adapter out gives the same."""
+        """A copy of the current model; None if disabling the adapter gives the same."""
         if self.is_adapter and settings.start is None:
             return None
         return copy.deepcopy(self._causal).requires_grad_(False)
@@ -235,19 +235,19 @@ def load_policy(
     is_packed: bool = True,
     has_reference: bool = False,
 ) -> TrainerPolicy:
-    """The model with the weights of a checkpoint, or those that the settings begin with.
+    """Load the model, with a checkpoint's weights or those of the settings.
 
-    `most_tokens` is how large a batch may be, `is_packed` whether it may hold more than one trace.
+    `most_tokens` is the largest batch, `is_packed` whether batches may have several traces.
     """
     directory = ensure_model(settings.name)
     device = _device(settings.device)
     start = settings.start if weights is None or has_reference else weights
-    dtype = _computed_in(settings, device)
+    dtype = _dtype_of(settings, device)
     # What is computed in float64 is to check everything else, FlexAttention's kernels among it.
     has_blocks = device.type == "cuda" and is_packed and dtype is not torch.float64
     place: Placement = (device, FLEX if has_blocks else "sdpa")
     model = (
-        _adapted(settings.lora, directory, start, place, dtype)
+        _add_adapter(settings.lora, directory, start, place, dtype)
         if settings.lora
         else _load(start or directory, place)
     )
@@ -299,8 +299,10 @@ def _load(directory: Path, place: Placement, dtype: torch.dtype = torch.float32)
     return model.to(device)
 
 
-def _adapted(lora: Lora, directory: Path, start: Path | None, place: Placement, dtype: torch.dtype) -> Any:
-    """The model with a new adapter, or with the one it starts with, whose rank is its own."""
+def _add_adapter(
+    lora: Lora, directory: Path, start: Path | None, place: Placement, dtype: torch.dtype
+) -> Any:
+    """Add a new adapter, or load the initial one, which has its own rank."""
     model = _with_adapter(lora, directory, start, place, dtype)
     for module in model.modules():
         # Autocast would bring to bfloat16 again what peft casts to the adapter's float32.
@@ -329,7 +331,7 @@ def _with_adapter(
 
 
 def _replace(policy: TrainerPolicy, weights: Path) -> None:
-    """Put a checkpoint's weights in the place of those that are there."""
+    """Replace the weights by a checkpoint's."""
     if (weights / ADAPTER).is_file():
         from peft import load_peft_weights, set_peft_model_state_dict
 
@@ -343,7 +345,7 @@ def _replace(policy: TrainerPolicy, weights: Path) -> None:
 
 @contextmanager
 def _plain_attention(model: Any) -> Iterator[None]:
-    """Attention that takes a few tokens as they are, where FlexAttention would be compiled for them first."""
+    """Attention without compilation, for a few tokens."""
     before = model.config._attn_implementation
     model.set_attn_implementation("sdpa")
     try:
@@ -369,7 +371,7 @@ def _device(asked: str) -> torch.device:
     return torch.device(asked)
 
 
-def _computed_in(settings: ModelSettings, device: torch.device) -> torch.dtype:
+def _dtype_of(settings: ModelSettings, device: torch.device) -> torch.dtype:
     if settings.precision == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return PRECISIONS[settings.precision]
@@ -382,5 +384,5 @@ def _layers(model: Any) -> list[nn.Module]:
 
 
 def _granule(most_tokens: int) -> int:
-    """Batch sizes on a GPU are multiples of this."""
+    """The divisor of batch sizes on a GPU."""
     return -(-most_tokens // (SHAPES * BLOCK)) * BLOCK

@@ -26,23 +26,23 @@ MOST_URGENT = 100
 """The highest priority that a task may have."""
 
 HELD_OUT = "held-out.jsonl"
-"""In the run's directory, a line each time: the share of samples that passed, by held-out task."""
+"""File in the run's directory with the pass rate of each held-out task over time."""
 
 Connect = Callable[[], AsyncClient]
 """Makes a client of the rollout server."""
 Complete = tuple[str, list[SessionResult]]
-"""The id of a task all of whose sessions have ended, and their results."""
+"""(id of a finished task, its results)."""
 
 
 class Scheduled(NamedTuple):
-    """A task in flight: in which round through all tasks, and for which step at the latest."""
+    """A submitted task, with its round through all tasks and its latest step."""
 
     round: int
     task: int
     due: int
-    """The step after which its first tokens might be too stale."""
+    """The step after which its first tokens may be too stale."""
     cursor: int = 0
-    """Where the feed ended when it was submitted: its results come after that."""
+    """End of the feed when it was submitted; its results come after that."""
 
 
 class RolloutSource:
@@ -64,15 +64,15 @@ class RolloutSource:
         self._order = Shuffled(len(tasks), settings.seed)
         self._run = secrets.token_hex(4)
         self._in_flight: dict[str, Scheduled] = {}
-        """Submitted and not taken, oldest first."""
+        """Submitted tasks not yet taken, oldest first."""
         self._resting: dict[int, int] = {}
-        """Task → the last round in which it is skipped."""
+        """Last round in which each task is skipped."""
         self._passed_over = 0
-        """Turns of resting tasks since the last step."""
+        """Skipped turns since the last step."""
         self._step = 0
         """The step that is being supplied."""
         self._cursor = 0
-        """A place in the feed before the results of every task whose turn is still to come."""
+        """A cursor before the results of every task yet to be taken."""
 
     def take(self, versions: PolicyVersions) -> Material:
         groups = asyncio.run(self._groups())
@@ -94,7 +94,7 @@ class RolloutSource:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was: what was in flight has fixed names, and is found by them."""
+        """Resume from `state`: submitted tasks have fixed ids, and are found by them."""
         self._run = state["run"]
         self._order.position = state["position"]
         self._in_flight = {id: Scheduled(*turn) for id, turn in state["in_flight"].items()}
@@ -103,7 +103,7 @@ class RolloutSource:
         self._cursor = state["cursor"]
 
     async def _groups(self) -> list[Group]:
-        """A step's groups, and a spare one for each whose rewards are all equal, as long as there are any."""
+        """Collect a step's groups, and a spare for each with all rewards equal, if available."""
         taken: list[Group] = []
         async with self._connect() as client:
             while missing := self._missing(taken):
@@ -117,11 +117,11 @@ class RolloutSource:
         return self._settings.groups - len(taken) + min(equal, self._rollouts.spares)
 
     def _lacking(self, missing: int) -> int:
-        """How many more tasks should be in flight."""
+        """Number of tasks to submit now."""
         return missing + self._settings.groups * self._settings.ahead - len(self._in_flight)
 
     async def _submit(self, client: AsyncClient, missing: int) -> None:
-        """Have as many tasks in flight as there should be."""
+        """Submit tasks up to the limit."""
         newest = await retry_async(client.newest_result)
         tasks = self._scheduled(missing, newest)
         known = await retry_async(lambda: _submit(client, tasks))
@@ -132,7 +132,7 @@ class RolloutSource:
             self._cursor = newest
 
     def _scheduled(self, missing: int, cursor: int) -> list[TaskSpec]:
-        """The tasks whose turn it is, without those that rest."""
+        """The next tasks, without resting ones."""
         tasks = []
         while self._lacking(missing) > 0:
             prefix = f"{self._run}-{self._order.position}"
@@ -148,7 +148,7 @@ class RolloutSource:
         return tasks
 
     async def _complete(self, client: AsyncClient) -> AsyncGenerator[Complete, None]:
-        """The tasks in flight as they become complete."""
+        """Yield tasks as they finish."""
         results: dict[str, list[SessionResult]] = defaultdict(list)
         complete: set[str] = set()
         cursor = min(turn.cursor for turn in self._in_flight.values())
@@ -166,7 +166,7 @@ class RolloutSource:
     async def _choose(
         self, client: AsyncClient, complete: AsyncIterator[Complete], taken: list[Group]
     ) -> None:
-        """Take groups until there are enough, or another task has to be submitted."""
+        """Take groups until there are enough, or more tasks must be submitted."""
         waiting: dict[str, list[SessionResult]] = {}
         async for task_id, results in complete:
             waiting[task_id] = results
@@ -180,9 +180,9 @@ class RolloutSource:
                 return
 
     def _urgent(self, missing: int) -> Collection[str]:
-        """The tasks one of which must be next, for all that are in flight to be taken in time.
+        """Tasks from which the next group must come so that none misses its step.
 
-        Of a step and those before it no more groups may be due than they have places left.
+        At no step may more groups be due than the steps up to it have places left.
         """
         for later in range(self._settings.ahead):
             due = [id for id, turn in self._in_flight.items() if turn.due <= self._step + later]
@@ -191,7 +191,7 @@ class RolloutSource:
         return self._in_flight
 
     async def _group(self, client: AsyncClient, task_id: str, results: list[SessionResult]) -> Group:
-        """What was recorded is read only where it teaches something; otherwise the task rests."""
+        """Read recordings if they teach something; otherwise the task rests."""
         turn = self._in_flight.pop(task_id)
         results.sort(key=lambda result: result.sample)
         group = Group(task_id, tuple(map(EndedSession, results)))
@@ -203,18 +203,18 @@ class RolloutSource:
 
 
 async def _are_all(client: AsyncClient, task_id: str, ended: int) -> bool:
-    """Whether these are all sessions of a task: it may have branches besides its samples."""
+    """Whether these are all sessions of a task, branches included."""
     sessions = (await retry_async(lambda: client.task(task_id))).sessions
     return all(status.ended for status in sessions) and sum(sessions.values()) == ended
 
 
 async def _submit(client: AsyncClient, tasks: Sequence[TaskSpec]) -> set[str]:
-    """Submit tasks: the ids of those that the server had already."""
+    """Submit tasks; return the ids that the server already had."""
     return {id async for batch in client.submit_batches(tasks) for id in batch.known}
 
 
 class HeldOut:
-    """Tasks that are not learnt from, rolled out now and then to see how well the policy does."""
+    """Evaluates the policy on held-out tasks from time to time."""
 
     def __init__(
         self, asked: HeldOutSettings, connect: Connect, tasks: Sequence[TaskSpec], run: GrpoSettings

@@ -26,7 +26,7 @@ _HINT = "set model.routing to own to train with the routing that the trainer com
 
 
 class Router(NamedTuple):
-    """What chooses the experts of a layer."""
+    """The module that chooses a layer's experts."""
 
     layer: int
     module: Any
@@ -37,12 +37,12 @@ class Router(NamedTuple):
 
     @property
     def chosen(self) -> int:
-        """How many experts a token goes to."""
+        """Experts per token."""
         return int(self.module.top_k)
 
 
 def routers(model: nn.Module) -> list[Router]:
-    """Modules that have a `top_k` of `num_experts`, the innermost such, by the layer in their name."""
+    """Find the innermost modules with `top_k` and `num_experts`, by the layer number in their name."""
     found = [
         (name, module)
         for name, module in model.named_modules()
@@ -59,32 +59,32 @@ def routers(model: nn.Module) -> list[Router]:
 
 
 class RoutingReplay:
-    """What batches were routed by when they were sampled, for every router of these models.
+    """Replays the recorded routing of batches in every router of these models.
 
-    Every router takes the largest of its scores by `torch.topk`, whatever it makes of them before and after:
-    there, and only there, the recorded experts take the place of its own.
+    Every router takes the largest of its scores by `torch.topk`, whatever else it does with them: there, and
+    only there, the recorded experts replace its own.
     """
 
     def __init__(self, models: Iterable[nn.Module]) -> None:
         self._routers = [router for model in models for router in routers(model)]
         self._rows: Tensor | None = None
-        """[tokens, layers, experts] of the batch that is computed."""
+        """Routing of the current batch, [tokens, layers, experts]."""
         self._known: Tensor | None = None
         for router in self._routers:
-            forward = partial(self._routed, router, router.module.forward)
+            forward = partial(self._forward, router, router.module.forward)
             router.module.forward = torch.compiler.disable(forward)
 
     def replay(self, routing: Routing | None, layers: int, device: torch.device) -> None:
-        """Compute what comes next with this routing; None: with the routers' own."""
+        """Use this routing from now on; None for the routers' own."""
         self._rows = self._known = None
         if routing is None:
             return
-        rows = self._laid_out(routing, layers)
+        rows = self._lay_out(routing, layers)
         # Torch knows few operations on pairs of bytes.
         self._rows = to_device(rows if rows.dtype == np.uint8 else rows.astype(np.int32), device)
         self._known = (self._rows != 0).any(-1).any(-1)
 
-    def _laid_out(self, routing: Routing, layers: int) -> Routing:
+    def _lay_out(self, routing: Routing, layers: int) -> Routing:
         if not self._routers:
             raise InvalidInput(
                 "experts were recorded, and the model has no routers that are known", hint=_HINT
@@ -98,7 +98,7 @@ class RoutingReplay:
             )
         return routing.reshape(len(routing), layers, chosen)
 
-    def _routed(self, router: Router, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _forward(self, router: Router, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self._rows is None or self._known is None:
             return forward(*args, **kwargs)
         with _ChosenExperts(self._rows[:, router.layer].long(), self._known, router.experts) as chosen:
@@ -113,7 +113,7 @@ class RoutingReplay:
 
 
 class _ChosenExperts(TorchFunctionMode):  # type: ignore[misc]
-    """Puts the recorded experts in the place of those with the largest scores."""
+    """Replaces `topk` results by the recorded experts."""
 
     def __init__(self, rows: Tensor, known: Tensor, experts: int) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class _ChosenExperts(TorchFunctionMode):  # type: ignore[misc]
         self.are_taken = False
 
     def are_those_of(self, made: Any) -> bool:
-        """Whether a router has chosen them by itself, as one that goes by the token's id does."""
+        """Whether a router chose these itself, as one that routes by token id does."""
         told = self._rows[self._known].sort(-1).values
         choices = [one for one in made if isinstance(one, Tensor) and one.shape == self._rows.shape]
         return not told.any() or any(torch.equal(one[self._known].sort(-1).values, told) for one in choices)

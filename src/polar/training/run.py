@@ -1,4 +1,4 @@
-"""A run assembled from its settings, begun anew or continued where its directory says it was."""
+"""Assembles a run from its settings, new or resumed from its directory."""
 
 from __future__ import annotations
 
@@ -39,19 +39,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TURN_SECONDS = 0.0005
+"""Maximum interpreter time slice of server or trainer while the other waits, a tenth of Python's default."""
 BESIDE_TRAINER = 0.4
-"""The share of a GPU's memory that a vLLM beside the trainer takes."""
-"""How long the server may keep the trainer from the interpreter, or the trainer the server; a tenth of what
-Python allows by itself."""
+"""Fraction of GPU memory for a vLLM beside the trainer."""
 
 
 def train(settings: RunSettings, console: Console) -> Checkpoint:
-    """Carry the run out to its last step; the checkpoint it ends with."""
+    """Train to the last step; return the last checkpoint."""
     require(settings.metrics)
     settings.out.mkdir(parents=True, exist_ok=True)
     if (done := checkpoint.latest(settings.out / CHECKPOINTS)) and done.step >= settings.steps:
         more = f"--steps {done.step + settings.steps}"
-        console.print(f"finished: {done.step} steps are done; {more} trains on, --out DIR begins anew")
+        console.print(f"finished: {done.step} steps are done; {more} trains on, --out DIR starts over")
         return done
     with only_writer(settings.out, "train"), ExitStack() as stack:
         training = assemble(settings, stack, lambda step: console.print(f"• {step}", markup=False))
@@ -60,7 +59,7 @@ def train(settings: RunSettings, console: Console) -> Checkpoint:
 
 
 def assemble(settings: RunSettings, stack: ExitStack, say: Say) -> Training:
-    """Everything a run is made of, as far as its last checkpoint; the stack ends what was opened."""
+    """Build all parts of a run from its last checkpoint; the stack closes them."""
     checkpoint.seed_all(settings.seed)
     found = checkpoint.latest(settings.out / CHECKPOINTS)
     supply = _supply(settings, stack, say)
@@ -79,7 +78,7 @@ def assemble(settings: RunSettings, stack: ExitStack, say: Say) -> Training:
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """Where a step's material comes from and its weights go to."""
+    """A run's source of material and sink of weights."""
 
     source: MaterialSource
     sink: WeightSink = field(default_factory=Nowhere)
@@ -108,18 +107,18 @@ def _supply(settings: RunSettings, stack: ExitStack, say: Say) -> Supply:
         case SftSettings():
             return Supply(Dataset(settings))
         case _:
-            raise InvalidInput(f"{type(settings).__name__} is no kind of run")
+            raise InvalidInput(f"unknown run type: {type(settings).__name__}")
 
 
 def _share(rollouts: RolloutSettings, stack: ExitStack) -> Share | None:
-    """How engines are given weights before files of them are there, if they are."""
+    """How engines get weights directly, if not from files."""
     if rollouts.transfer == "nccl":
         return stack.enter_context(nccl.Sender(rollouts.address)).offer
     return SharedTensors if rollouts.transfer == "cuda-ipc" else None
 
 
 def _weights(settings: GrpoSettings, rollouts: RolloutSettings) -> Path | None:
-    """Where weights are left for engines: a system of the run's own keeps them with its data."""
+    """Directory of weights for engines, inside a system of the run's own if there is one."""
     if rollouts.weights is None and rollouts.server is None:
         return settings.out / DATA / "weights"
     return rollouts.weights
@@ -148,7 +147,7 @@ def _learner(settings: RunSettings, found: Checkpoint | None) -> Learner:
 def server_beside_trainer(
     settings: GrpoSettings, rollouts: RolloutSettings, tasks: Sequence[TaskSpec], say: Say
 ) -> Iterator[ServerAddress]:
-    """The server that the settings name, or a whole system for this run, on a thread of its own."""
+    """The configured server, or a whole system for this run on a thread of its own."""
     if rollouts.server is not None:
         yield ServerAddress(rollouts.server, None)
         return
@@ -189,7 +188,7 @@ def server_beside_trainer(
 
 @contextmanager
 def _short_turns() -> Iterator[None]:
-    """Let threads wait less for each other: every kernel launch and every answer waits for its turn."""
+    """Shorten the interpreter's time slices: every kernel launch and every answer waits for one."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(TURN_SECONDS)
     try:

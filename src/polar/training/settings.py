@@ -30,7 +30,7 @@ FromFile = Annotated[Path, AfterValidator(_from_file)]
 
 
 class Level(StrEnum):
-    """What counts alike in the loss."""
+    """The unit that counts equally in the loss."""
 
     TOKEN = "token"
     """Every trained token of the step."""
@@ -42,24 +42,24 @@ class Level(StrEnum):
 
 
 class Pack(StrEnum):
-    """How traces are laid out in batches."""
+    """How traces are packed into batches."""
 
     TREE = "tree"
-    """Traces that begin alike share the tokens they begin with."""
+    """Traces share common prefixes."""
     SEQUENCE = "sequence"
-    """Each whole and apart."""
+    """Every trace is separate."""
     ALONE = "alone"
-    """Each a batch of its own: the way for models with layers that no mask keeps from seeing other traces,
-    as linear attention."""
+    """Every trace is a batch: for models with layers that no mask keeps from seeing other traces, such as
+    linear attention."""
 
 
 class Lora(Frozen):
-    """A low-rank adapter is trained instead of all weights."""
+    """Trains a low-rank adapter instead of all weights."""
 
     rank: int = Field(default=16, ge=1)
-    """Of the adapter's matrices."""
+    """Rank of the adapter's matrices."""
     alpha: int = Field(default=32, ge=1)
-    """What they add is scaled by this over the rank."""
+    """Scales the adapter by alpha/rank."""
     targets: str | tuple[str, ...] = "all-linear"
     """Names of the layers to adapt, as `peft` takes them."""
 
@@ -73,21 +73,21 @@ class ModelSettings(Frozen):
     """Weights or an adapter to begin with, as a checkpoint's `weights` holds them; None: the model's own
     weights. `polar examples` writes an adapter to `examples/warm-start`."""
     lora: Lora | None = None
-    """None: all weights are trained."""
+    """The adapter; None trains all weights."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """What is computed on; auto: a GPU if there is one."""
+    """Device; auto is a GPU if there is one."""
     precision: Literal["auto", "bfloat16", "float32", "float64"] = "auto"
-    """What is computed in; auto: bfloat16 on a GPU, float32 on a CPU. What is trained is kept in float32.
-    float64 is for checking: everything is kept in it, and masks are dense."""
+    """Precision; auto is bfloat16 on a GPU, float32 on a CPU. Trained weights stay in float32. float64 is for
+    checking: everything is kept in it, and masks are dense."""
     compile: bool = False
     """Compile the model's layers: about a minute at the first step, then fewer and larger kernels."""
     gradient_checkpointing: bool = False
-    """Compute activations twice instead of keeping them."""
+    """Recompute activations instead of keeping them."""
     routing: Literal["replay", "own"] = "replay"
-    """Which experts tokens of a mixture of experts go to. replay: those that they were sampled with, where
-    these were recorded (`engine.record_routing`). own: those that the trainer computes."""
+    """Experts of each token in a mixture of experts. replay: those recorded at sampling
+    (`engine.record_routing`). own: the trainer's own."""
     chunk: int = Field(default=1024, ge=1)
-    """How many tokens' logits are there at once: tokens × vocabulary is what fills a memory."""
+    """Number of tokens whose logits exist at once, since tokens × vocabulary fills memory."""
 
 
 FULL_LR = 1e-6
@@ -108,9 +108,9 @@ class OptimizerSettings(Frozen):
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Down to zero at the last step, except `constant`."""
     warmup_steps: int = Field(default=0, ge=0)
-    """In which the learning rate rises to `lr`."""
+    """Steps of linear warm-up to `lr`."""
     max_grad_norm: float = Field(default=1.0, gt=0)
-    """Longer gradients are cut to this length."""
+    """Maximum gradient norm; longer gradients are scaled down."""
     updates: int = Field(default=1, ge=1, le=64)
     """Optimizer steps made with one batch of groups; beyond the first, clipping holds the policy back."""
 
@@ -119,32 +119,33 @@ class ObjectiveSettings(Frozen):
     """The loss; docs/training.md has the formula."""
 
     rewards: Literal["own", "shuffled"] = "own"
-    """What sessions are credited with. shuffled: the rewards of their group, dealt out by chance; a control
-    in which rewards tell nothing, so whatever still rises has another cause."""
+    """Rewards of sessions. shuffled: dealt out within the group at random; a control in which rewards carry
+    no information, so that any gain has another cause."""
     advantage: Advantage = Advantage.GROUP
     normalise: bool = True
     """With `advantage: tree` or `turn`: divide by the standard deviation of the group's rewards, as `group`
     does; otherwise advantages keep the size of rewards, as with `mean`."""
     min_std: float = Field(default=MIN_STD, gt=0)
-    """The least that advantages are divided by, where they are divided by a standard deviation."""
+    """Minimum standard deviation to divide advantages by."""
     level: Level = Level.TOKEN
     session_tokens: int = Field(default=4096, ge=1)
-    """With `level: constant`: a token weighs one over this many, over the step's scored samples."""
+    """With `level: constant`, a token's weight is one over this many tokens and over the step's scored
+    samples."""
     clip_low: float = Field(default=0.2, ge=0, le=1)
     """See `clip_high`."""
     clip_high: float = Field(default=0.28, ge=0)
     """The ratio of new to old policy counts up to 1 + this, and down to 1 − `clip_low`."""
     max_importance: float = Field(default=2.0, gt=0)
-    """Where the ratio of trainer to recorded policy is truncated."""
+    """The ratio of trainer to recorded policy is truncated at this."""
     kl: float = Field(default=0.0, ge=0)
-    """Weight of the KL divergence to the policy that the run began with; 0: not computed."""
+    """Weight of the KL divergence to the initial policy; 0 skips its computation."""
     entropy: float = Field(default=0.0, ge=0)
     """Weight of an entropy bonus."""
     temperature: float = Field(default=1.0, gt=0, le=10)
-    """What sessions are sampled with. Tokens sampled otherwise are left out, and counted."""
+    """Sampling temperature of sessions. Tokens sampled otherwise are excluded and counted."""
     max_staleness: int = Field(default=2, ge=0)
-    """Tokens of a policy more versions ago are left out, and counted. It also bounds how far rollouts run
-    ahead of training: 0 is synchronous."""
+    """Maximum staleness in versions; staler tokens are excluded and counted. It also bounds how far rollouts
+    run ahead of training: 0 is synchronous."""
 
     @model_validator(mode="after")
     def _normalises_trees_alone(self) -> ObjectiveSettings:
@@ -156,97 +157,97 @@ class ObjectiveSettings(Frozen):
 
     @property
     def comparison(self) -> Advantage:
-        """How rewards are compared that stand in no tree."""
+        """The comparison of rewards outside of trees."""
         return self.advantage if self.normalise else Advantage.MEAN
 
 
 class BatchSettings(Frozen):
-    """How many tokens are computed together."""
+    """Size of a forward pass."""
 
     tokens: int = Field(default=16_384, ge=2)
-    """The budget of one forward pass; a longer trace is left out, and counted."""
+    """Token budget of a forward pass; longer traces are excluded and counted."""
     pack: Pack = Pack.TREE
 
 
 class CheckpointSettings(Frozen):
     every: int = Field(default=10, ge=1)
-    """Steps; the last step always makes one."""
+    """Steps between checkpoints; the last step always makes one."""
     keep: int = Field(default=2, ge=1)
-    """How many of the latest stay."""
+    """Number of latest checkpoints to keep."""
 
 
 class MetricsSettings(Frozen):
-    """Where numbers go, beside the terminal and metrics.jsonl."""
+    """Targets of metrics, besides the terminal and metrics.jsonl."""
 
     tensorboard: bool = False
     """Whether to write them to `tensorboard` in `out`, too."""
     wandb: str | None = None
-    """The project; None: not used."""
+    """The W&B project; None for none."""
 
 
 MOST_TOKEN_KL = 20.0
-"""What one token adds at most to a mean KL divergence from the recorded policy."""
+"""Maximum contribution of one token to a mean KL divergence from the recorded policy."""
 
 
 class DivergenceLimits(Frozen):
-    """What stops a run as diverged, beside a loss or gradient that is not finite."""
+    """Limits that stop a run as diverged, besides a non-finite loss or gradient."""
 
     behaviour_kl: float | None = Field(default=10.0, gt=0, lt=MOST_TOKEN_KL)
     """Mean KL divergence between the recorded policy and the trainer's, over a step. No token counts more
     than 20, so a single one that is far off stops no run."""
     loss: float | None = Field(default=None, gt=0)
-    """Of a step; None: any."""
+    """Maximum loss of a step; None for unlimited."""
 
 
 class RunSettings(Frozen):
-    """What every run has."""
+    """Settings of every run."""
 
     out: Path
-    """The run's directory: checkpoints, metrics.jsonl. A run that has begun there goes on."""
+    """The run's directory, with checkpoints and metrics.jsonl. A run that began there is resumed."""
     steps: int = Field(ge=1)
-    """How many the run has."""
+    """Number of steps."""
     seconds: float | None = Field(default=None, gt=0)
-    """After so long the step that is being made is the last one of this process; the same command goes on."""
+    """Seconds after which the current step is the last of this process; the same command resumes."""
     seed: int = Field(default=0, ge=0)
-    """Of every choice that is left to chance."""
+    """Random seed."""
     model: ModelSettings = ModelSettings()
     optimizer: OptimizerSettings = OptimizerSettings()
     batch: BatchSettings = BatchSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
-    """When the run is saved, to go on from there."""
+    """When to save checkpoints."""
     metrics: MetricsSettings = MetricsSettings()
     limits: DivergenceLimits = DivergenceLimits()
 
 
 class HeldOutSettings(Frozen):
-    """Tasks that are not learnt from, to see how well the policy does."""
+    """Held-out tasks, to evaluate the policy."""
 
     tasks: tuple[FromFile, ...] = Field(min_length=1)
     """Task files, tasksets, or directories of them."""
     samples: int = Field(default=1, ge=1, le=1024)
-    """Sessions of each task."""
+    """Sessions per task."""
     every: int = Field(default=10, ge=1)
-    """Steps; also after the last."""
+    """Steps between evaluations; the last step always has one."""
 
 
 class RolloutSettings(Frozen):
-    """Tasks that are rolled out with the policy as it learns."""
+    """Tasks to roll out with the current policy."""
 
     tasks: tuple[FromFile, ...] = Field(min_length=1)
     """Task files, tasksets, or directories of them."""
     samples: int = Field(default=8, ge=2, le=1024)
-    """Sessions of each group."""
+    """Sessions per group."""
     spares: int = Field(default=0, ge=0)
-    """Groups that a step takes beyond its own, at most, for those whose rewards are all equal."""
+    """Maximum extra groups per step, to replace those with all rewards equal."""
     rest: int = Field(default=0, ge=0)
-    """Rounds through the tasks that a task sits out after such a group."""
+    """Rounds that a task skips after such a group."""
     server: str | None = None
     """The URL of a `polar serve` that runs the model; its token comes from $POLAR_TOKEN or its data
     directory. None: a whole system is started for this run, with its data in `out`."""
     config: FromFile | None = None
-    """Settings of that system (a polar.yaml): its engine, its node."""
+    """Settings of that system (a polar.yaml), such as its engine and node."""
     concurrency: int | None = Field(default=None, ge=1)
-    """Agents that it runs at once."""
+    """Maximum concurrent agents of that system."""
     synchronous: bool = False
     """Roll out and train in turns; otherwise rollouts go on while training, `max_staleness` steps ahead."""
     weights: FromFile | None = None
@@ -267,7 +268,7 @@ class GrpoSettings(RunSettings):
     """`polar train RUN.yaml`."""
 
     groups: int = Field(default=4, ge=1)
-    """Of each step."""
+    """Groups per step."""
     rollouts: RolloutSettings | None = None
     recordings: FromFile | None = None
     """A directory of recordings to learn from, instead of rolling out: no engine is needed."""
@@ -281,7 +282,7 @@ class GrpoSettings(RunSettings):
 
     @property
     def ahead(self) -> int:
-        """How many steps rollouts may run ahead of training."""
+        """Maximum steps that rollouts run ahead of training."""
         synchronous = self.rollouts is not None and self.rollouts.synchronous
         return 0 if synchronous else self.objective.max_staleness
 
@@ -292,16 +293,16 @@ class SftSettings(RunSettings):
     data: tuple[FromFile, ...] = Field(min_length=1)
     """Datasets of `polar generate`: directories, or their tokens.parquet."""
     rows: int = Field(default=16, ge=1)
-    """Of each step; after the last row all are shuffled and read again."""
+    """Rows per step; after the last row all are shuffled and read again."""
     level: Literal[Level.TOKEN, Level.SEQUENCE] = Level.TOKEN
-    """What weighs the same in a step: every token, or every row."""
+    """The unit of equal weight in a step: every token, or every row."""
 
 
 R = TypeVar("R", bound=RunSettings)
 
 
 def load_run(path: Path, kind: type[R]) -> R:
-    """The settings in a file. Paths in it are relative to its directory, `out` to the current one."""
+    """Load settings from a file. Paths in it are relative to its directory, `out` to the current one."""
     document = read_yaml(path)
     if not isinstance(document, dict):
         raise InvalidInput(f"{path}: must be a mapping of settings")

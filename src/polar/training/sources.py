@@ -1,4 +1,4 @@
-"""What a run learns from: an endless supply of material for steps, that can be continued exactly."""
+"""Sources of a run: endless material for steps, resumable exactly."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ TOKENS_FILE = "tokens.parquet"
 
 
 class MaterialSource(Protocol):
-    """Where each step's material comes from."""
+    """Source of each step's material."""
 
     def take(self, versions: PolicyVersions) -> Material:
-        """The next step's, for the policy of now; waits until it is there."""
+        """Return the next step's material for the current policy, waiting for it."""
 
     def state(self) -> dict[str, Any]:
-        """What `restore` needs to give the same from here on; plain values only."""
+        """State for `restore` to continue identically; plain values only."""
 
     def restore(self, state: dict[str, Any]) -> None: ...
 
 
 class Shuffled:
-    """Numbers below `count` in a random order, another one each time round; goes on from anywhere."""
+    """Numbers below `count`, shuffled anew each round; resumable anywhere."""
 
     def __init__(self, count: int, seed: int) -> None:
         self._count = count
@@ -43,7 +43,7 @@ class Shuffled:
 
     @property
     def round(self) -> int:
-        """How often all of them have come before the next one."""
+        """Number of completed rounds."""
         return self.position // self._count
 
     def next(self) -> int:
@@ -66,7 +66,7 @@ class _ShuffledSource:
 
 
 class Recordings(_ShuffledSource):
-    """Groups from recordings on disk: learning without an engine, and over again exactly."""
+    """Groups from recordings on disk: learning without an engine, repeatable exactly."""
 
     def __init__(self, settings: GrpoSettings, directory: Path) -> None:
         self._settings = settings
@@ -114,7 +114,7 @@ class Dataset(_ShuffledSource):
 
 
 def _index(directory: Path) -> tuple[list[tuple[str, list[Path]]], int]:
-    """The files of each task's recordings in the order of its samples, and the newest policy in them."""
+    """Files of each task's recordings by sample, and their newest policy version."""
     if not directory.is_dir():
         raise InvalidInput(f"{directory}: no such directory")
     found: dict[str, list[tuple[int, Path]]] = defaultdict(list)
@@ -130,7 +130,7 @@ def _index(directory: Path) -> tuple[list[tuple[str, list[Path]]], int]:
         found[result.task_id].append((result.sample, path))
         newest = max(newest, result.policy_version_max or 0)
     if not found:
-        raise InvalidInput(f"{directory}: there is no recording in it")
+        raise InvalidInput(f"{directory}: contains no recordings")
     groups = [(task, [path for _, path in sorted(found[task])]) for task in sorted(found)]
     return groups, newest
 

@@ -1,4 +1,4 @@
-"""Weights as safetensors files, written from where they are: those on a GPU through one pinned buffer."""
+"""Writes weights to safetensors files, from a GPU through one pinned buffer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DTYPES = {
 
 
 def write_weights(tensors: Mapping[str, Tensor], directory: Path, file_bytes: int = FILE_BYTES) -> None:
-    """Write one file, or several of at most this size with an index, named as checkpoints are."""
+    """Write one file, or several up to this size with an index, named as in checkpoints."""
     parts = list(_parts(tensors, file_bytes))
     if len(parts) == 1:
         _write(tensors, directory / "model.safetensors")

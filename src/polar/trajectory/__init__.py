@@ -1,1 +1,1 @@
-"""Completions to traces: builders, codec."""
+"""From completions to traces: the builders."""

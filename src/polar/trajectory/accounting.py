@@ -1,4 +1,4 @@
-"""Where every sampled token of a session went: into a trace, or out of training under a name."""
+"""Accounts for every sampled token of a session: trained in a trace, or excluded for a reason."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ class Exclusion(StrEnum):
     AUXILIARY = "auxiliary"
     """A side call of the harness."""
     CANCELLED = "cancelled"
-    """The client went away before the answer was whole."""
+    """The client disconnected during the answer."""
     ENGINE_ERROR = "engine_error"
-    """The engine failed in the middle of the answer."""
+    """The engine failed during the answer."""
     REPLAYED = "replayed"
-    """Another session sampled them, and trains them: this one began with its answers."""
+    """Replayed from another session, which trains them."""
     SUPERSEDED_BY_RESUME = "superseded_by_resume"
     """An earlier attempt sampled them, and the one that ended the session went another way."""
     UNTRAINABLE = "untrainable"
-    """The recording says so (no token ids or logprobs came from the engine)."""
+    """The recording marks them, as the engine returned no token ids or logprobs."""
     INVALID_LOGPROBS = "invalid_logprobs"
     """Logprobs or versions are missing, of another length, not finite or above zero."""
     RETRY_SUPERSEDED = "retry_superseded"
-    """The same prompt was answered again, and the conversation went on with the other answer."""
+    """The conversation continued with another answer to the same prompt."""
     REALIGNED = "realigned"
-    """The conversation went on with the same answer in other tokens (drift: realign)."""
+    """The conversation continued with the same answer in other tokens (drift: realign)."""
     OVER_LENGTH = "over_length"
-    """The turn does not fit the length limit together with what the policy saw before it."""
+    """The turn exceeds the length limit, together with its context."""
     UNCREDITED = "uncredited"
-    """Not of the main conversation, which alone is credited (credit: main)."""
+    """Not in the main conversation, the only credited one (credit: main)."""
 
 
 LOGPROB_TOLERANCE = 1e-3
@@ -49,12 +49,12 @@ LOGPROB_TOLERANCE = 1e-3
 
 
 def sound(logprobs: Logprobs) -> NDArray[np.bool_]:
-    """Which values can be logprobs at all: finite, and not above zero by more than rounding."""
+    """Whether values can be logprobs: finite, and not above zero by more than rounding."""
     return np.isfinite(logprobs) & (logprobs <= LOGPROB_TOLERANCE)
 
 
 def exclusion(completion: Completion) -> Exclusion | None:
-    """The reason in the completion itself to leave it out, or None if it is trainable."""
+    """The reason to exclude the completion by itself; None if it is trainable."""
     if REPLAYED in completion.extra:
         return Exclusion.REPLAYED
     if SUPERSEDED in completion.extra:
@@ -71,7 +71,7 @@ def exclusion(completion: Completion) -> Exclusion | None:
 
 
 def logprob_problem(completion: Completion) -> str | None:
-    """What is wrong with the numbers that go with the sampled ids, in words; None if nothing is."""
+    """Describe what is wrong with the logprobs or versions of the sampled ids; None if nothing is."""
     count, logprobs = len(completion.sampled_ids), completion.logprobs
     for name, length in (("logprobs", len(logprobs)), ("policy versions", len(completion.policy_versions))):
         if length != count:
@@ -84,7 +84,7 @@ def logprob_problem(completion: Completion) -> str | None:
 
 
 def path_ends(segments: Sequence[Segment]) -> list[int]:
-    """For each segment, how many tokens its path has up to its end."""
+    """For each segment, the length of the path to its end."""
     ends: list[int] = []
     for segment in segments:
         before = ends[segment.parent] if segment.parent >= 0 else 0
@@ -100,7 +100,7 @@ def account(
     reasons: Mapping[int, Exclusion],
     chains: int,
 ) -> TrajectoryStats:
-    """The stats of a trajectory; `reasons` has one for every completion that is not trained."""
+    """Build the stats of a trajectory; `reasons` has an entry for every completion that is not trained."""
     completions, ends = tree.completions, path_ends(segments)
     trained = [index for ref in traces for index in ref.trained]
     excluded: Counter[str] = Counter()

@@ -13,11 +13,11 @@ from polar.recordings.tree import TokenTree
 
 class Builder(ABC):
     class Options(Frozen):
-        """What a task says of the builder."""
+        """The task's options for the builder."""
 
     def __init__(self, options: BaseModel) -> None:
         self.options = options
 
     @abstractmethod
     def build(self, tree: TokenTree) -> Trajectory:
-        """Traces of the session, unscored; every sampled token is trained once or counted by name."""
+        """Build the session's traces, unscored; every sampled token is trained once or counted by reason."""

@@ -1,6 +1,6 @@
-"""What a trainer can learn from ended sessions: which tokens, compared with what, and why not from others.
+"""What trainers can learn from ended sessions: tokens, baselines and exclusions.
 
-Every trainer needs this, the reference trainer and those behind bridges alike.
+Every trainer needs this, the reference trainer and the bridges alike.
 """
 
 from __future__ import annotations
@@ -21,95 +21,93 @@ from polar.recordings.recording import Recording
 from polar.trajectory.accounting import Exclusion, sound
 
 ROUNDING = 1e-9
-"""Rewards no further apart are equal: the same parts, added up in another order, may differ by this."""
+"""Rewards within this are equal: the same parts may differ by it, summed in another order."""
 MIN_STD = 1e-4
-"""Rewards that lie closer together than this are not blown up to advantages of 1."""
+"""The smallest standard deviation to divide by, so that minute differences are not amplified."""
 
 
 class Excluded(StrEnum):
-    """Why something that was rolled out is not learnt from; the unit is the first word."""
+    """Why rolled-out data is not learned from; the first word is the unit."""
 
     GROUPS_EMPTY = "groups_empty"
     """No sample has a reward."""
     GROUPS_EQUAL = "groups_equal"
-    """All samples have the same reward, or there is only one: no sample is better than another. Traces with
-    rewards of their own are compared all the same."""
+    """All samples have the same reward, or there is only one. Traces with rewards of their own are still
+    compared."""
     TASKS_RESTING = "tasks_resting"
-    """Their turn came, but the rewards of their last group were all equal, so they are skipped."""
+    """Skipped, since all rewards of their last group were equal."""
     SESSIONS_FAILED = "sessions_failed"
-    """They have no reward."""
+    """They failed and have no reward."""
     SESSIONS_REPLAYED = "sessions_replayed"
-    """They were ended where the recording that they followed ends, or where they left it: their rewards say
-    nothing about the policy."""
+    """They ended with their recording, or where they left it: their rewards say nothing about the policy."""
     SESSIONS_UNREADABLE = "sessions_unreadable"
     """Their recording is missing or damaged. Their rewards still count in their group, but those of branches
-    not in its tree: where they parted is not known."""
+    not in its tree, since the branch point is unknown."""
     SESSIONS_UNTRAINABLE = "sessions_untrainable"
-    """Nothing trainable was recorded; `result.stats` says why. Their rewards still count."""
+    """Nothing trainable was recorded, as `result.stats` explains. Their rewards still count."""
     TRACES_EQUAL = "traces_equal"
-    """Traces of a group that is learnt from whose own reward equals all that it is compared with."""
+    """Their own reward equals all that it is compared with."""
     TRACES_OVER_BUDGET = "traces_over_budget"
-    """Longer than a forward pass may be."""
+    """Longer than the budget of a forward pass."""
     TOKENS_UNSOUND = "tokens_unsound"
-    """Their logprob is NaN, infinite or above zero by more than rounding, or nothing stands before them."""
+    """Their logprob is NaN, infinite or above zero by more than rounding, or they begin a sequence."""
     TOKENS_STALE = "tokens_stale"
-    """Sampled by a policy too many versions ago."""
+    """Sampled by a policy that is too many versions old."""
     TOKENS_OFF_DISTRIBUTION = "tokens_off_distribution"
-    """At another temperature, from part of the vocabulary, biased or constrained, or by an engine whose
-    logprobs are not known to be after a temperature other than 1: the trainer would compare their logprobs
-    with those of another distribution."""
+    """Sampled at another temperature, truncated, biased or constrained, or by an engine whose logprobs may be
+    before temperature: the trainer's logprobs would be of another distribution."""
     TOKENS_BEYOND_ONE_TRACE = "tokens_beyond_one_trace"
-    """The trainer takes one sequence per session, and these stand in another."""
+    """Outside the only sequence per session that the trainer takes."""
     TOKENS_UNROUTED = "tokens_unrouted"
-    """They stand in traces of which not every token's experts were recorded, and the trainer replays all."""
+    """In traces with unrecorded experts, while the trainer replays all."""
     TOKENS_OVER_LENGTH = "tokens_over_length"
-    """They stand after the longest prompt or response that the trainer takes."""
+    """Beyond the longest prompt or response that the trainer takes."""
 
 
 class Advantage(StrEnum):
-    """What a reward is compared with."""
+    """The baseline of a reward."""
 
     GROUP = "group"
     """The group's mean, divided by the group's standard deviation (GRPO)."""
     MEAN = "mean"
-    """The group's mean, and no more (Dr. GRPO)."""
+    """The group's mean (Dr. GRPO)."""
     LEAVE_ONE_OUT = "leave_one_out"
     """The mean of the group's other samples (RLOO)."""
     TREE = "tree"
-    """What the same beginning was worth in the sessions that went on from it in another way: the tokens
-    between two places where sessions part are compared with those beside them."""
+    """The value of the same beginning in sibling branches: the tokens between two branch points are compared
+    with those beside them."""
     TURN = "turn"
-    """What the beginning was worth itself: the tokens between two places where sessions part have the value
-    at the second less the value at the first. Over a session they add up to what GRPO gives all of it."""
+    """The value of the beginning itself: the tokens between two branch points get the difference of its
+    values there. Over a session these add up to the GRPO advantage."""
 
     @property
     def is_of_trees(self) -> bool:
-        """Whether tokens of one session may have different advantages, by where branches leave it."""
+        """Whether branch points give tokens of one session different advantages."""
         return self in (Advantage.TREE, Advantage.TURN)
 
 
 @dataclass(frozen=True, slots=True)
 class EndedSession:
-    """The result of a session, and its recording where there is one and it was read."""
+    """The result of a session, with its recording if available."""
 
     result: SessionResult
     recording: Recording | None = None
 
     @property
     def unscored(self) -> Excluded | None:
-        """Why it says nothing about the policy; None: it does."""
+        """Why it is not scored; None if it is."""
         if self.result.status is not SessionStatus.COMPLETED or self.result.reward is None:
             return Excluded.SESSIONS_FAILED
         return Excluded.SESSIONS_REPLAYED if self.result.agent_end is AgentEnd.REPLAYED else None
 
     @property
     def reward(self) -> float | None:
-        """None where it says nothing about the policy."""
+        """The reward; None if it is not scored."""
         return self.result.reward if self.unscored is None else None
 
     @property
     def replayed_tokens(self) -> int:
-        """Tokens that another session sampled and this one was given again."""
+        """Tokens sampled by another session and replayed in this one."""
         return self.result.stats.excluded.get(Exclusion.REPLAYED, 0)
 
     @property
@@ -119,16 +117,16 @@ class EndedSession:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """All samples of one task and their branches, in the order of their numbers."""
+    """All samples of one task and their branches, by number."""
 
     task_id: str
     samples: tuple[EndedSession, ...]
     turn: tuple[int, int] = (0, 0)
-    """Which group of a run it is: of which round through all tasks, and of which of them."""
+    """(round, task index) of the group."""
 
     @property
     def scored(self) -> tuple[EndedSession, ...]:
-        """The sessions that are compared: those that say something about the policy."""
+        """The scored sessions, which are compared."""
         return tuple(sample for sample in self.samples if sample.reward is not None)
 
     @property
@@ -137,7 +135,7 @@ class Group:
 
     @property
     def rewards_differ(self) -> bool:
-        """Whether any sample, or trace, is better than another: otherwise there is nothing to learn."""
+        """Whether any sample or trace is better than another; otherwise there is nothing to learn."""
         verdicts = [sample.result.verdict for sample in self.scored if sample.result.verdict]
         of_traces = [reward for verdict in verdicts for reward in verdict.trace_rewards.values()]
         return differ(self.rewards) or differ(of_traces)
@@ -145,7 +143,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """What a reward is compared with."""
+    """The baseline of a reward."""
 
     mean: float
     scale: float = 1.0
@@ -162,10 +160,10 @@ def differ(rewards: Sequence[float]) -> bool:
 def baselines(
     rewards: Sequence[Sequence[float]], kind: Advantage, min_std: float = MIN_STD
 ) -> list[Baseline | None]:
-    """For each session, what its rewards are compared with: all rewards of the group, or those of the others.
+    """The baseline of each session: all rewards of the group, or those of the others.
 
-    None where there is nothing to compare with: all rewards are equal, or no other session has one. What
-    stands in no tree is compared as GRPO does where a tree is asked for.
+    None if there is nothing to compare: all rewards are equal, or no other session has one. Sessions outside
+    of trees use the GRPO baseline, even if `advantage` is of trees.
     """
     together = [reward for own in rewards for reward in own]
     if not differ(together):
@@ -191,10 +189,8 @@ def learnable(
     excluded: Counter[str],
     is_stale: NDArray[np.bool_] | None = None,
 ) -> Trace:
-    """The trace with only those tokens in its mask that can be learnt from; the others are counted.
-
-    `temperature` is the one at which the trainer computes logprobs.
-    """
+    """Mask the trace to the tokens that can be learned from, and count the others. `temperature` is the
+    trainer's for logprobs."""
     kept = trace.loss_mask == 1
     unpredicted = np.arange(len(kept)) + len(trace.prompt_ids) == 0
     for reason, wrong in (
@@ -209,7 +205,7 @@ def learnable(
 
 
 def is_off_distribution(trace: Trace, recording: Recording, temperature: float) -> NDArray[np.bool_]:
-    """For each response token, whether its completion was not sampled as the trainer computes logprobs."""
+    """For each response token, whether it was sampled from another distribution than the trainer's."""
     mode = recording.result.logprobs_mode
     by_id = {one.id: one for one in recording.completions}
     lengths = [len(by_id[id].sampled_ids) for id in trace.completion_ids]
@@ -225,7 +221,7 @@ def _is_sampled_at(temperature: float, completion: Completion, logprobs_mode: st
     if is_cut or used.is_reshaped or CONSTRAINT in completion.extra:
         return False
     if logprobs_mode != PROCESSED and temperature != 1.0:
-        # Logprobs from before the temperature, or nobody knows.
+        # Logprobs are before temperature, or unknown.
         return False
     return (1.0 if used.temperature is None else used.temperature) == temperature
 

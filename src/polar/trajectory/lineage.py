@@ -1,7 +1,7 @@
-"""What part of a session's work each completion is: main line, summary, sub-agent or side call.
+"""The role of each completion in a session: main line, summary, sub-agent or side call.
 
-Harnesses seldom say. Everything here is told from what was recorded: whom a completion continues, what
-it was asked for and offered, when it came, and the agent ids that some harnesses send along.
+Harnesses seldom report it, so it is inferred from the recording: which completion each one continues, its
+prompt, tools and time, and the agent ids that some harnesses send.
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ from polar.models.trace import Lineage
 from polar.recordings.tree import Continuation, Link, TokenTree
 
 AGENT, PARENT_AGENT = "agent_id", "parent_agent_id"
-"""Keys of `Completion.extra` under which the gateway keeps a harness's own names of its agents."""
+"""Keys of `Completion.extra` with a harness's own agent ids."""
 
 
 _CONTEXTS_AFTER = 4
-"""How many contexts that begin after a call are searched for its answer."""
+"""Maximum later contexts searched for a call's answer."""
 _LINES = 64
-"""How many lines of an answer are looked for."""
+"""Maximum lines of an answer to look for."""
 _LEAST_QUOTED = 100
-"""Characters of a summary that stand in the context after it; titles and stock phrases are shorter."""
+"""Minimum characters of a quoted summary; titles and stock phrases are shorter."""
 
 
 class AuxiliaryRule(StrEnum):
-    """Why a completion is taken for a side call."""
+    """Why a completion counts as a side call."""
 
     PROBE = "probe"
-    """It asked for a single token: a check of quota or connection."""
+    """A request for a single token, to check quota or connection."""
     TOOLLESS = "toolless"
-    """A single question without tools, beside a main conversation that has tools: a title, a topic check."""
+    """A single question without tools, beside a main conversation with tools, such as for a title."""
 
 
 @dataclass(slots=True)
 class Conversation:
-    """The completions that continue each other, whether or not their tokens do."""
+    """Completions that continue each other, whether or not their tokens do."""
 
     first: int
-    """Which completion began it."""
+    """Position of its first completion."""
     members: list[int] = field(default_factory=list)
     prompts: int = 0
-    """How many different prompts its completions had."""
+    """Number of distinct prompts."""
     offers_tools: bool = False
     lineage: Lineage = Lineage.MAIN
     parent: int | None = None
-    """The conversation it came out of."""
+    """Index of the conversation that started it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +58,16 @@ class Ancestry:
 
     conversations: tuple[Conversation, ...]
     of: tuple[int, ...]
-    """Completion → its conversation."""
+    """Conversation by completion."""
     rules: tuple[AuxiliaryRule | None, ...]
-    """Completion → why it is a side call; None: it is none."""
+    """Reason for a side call, by completion; None for others."""
 
     def lineage(self, place: int) -> Lineage:
         return Lineage.AUXILIARY if self.rules[place] else self.conversations[self.of[place]].lineage
 
 
 def trace_ancestry(tree: TokenTree) -> Ancestry:
-    """Who came out of whom."""
+    """Find each conversation's parent and role."""
     completions = tree.completions
     found, of = _conversations(tree)
     main = _main(completions, found, of)
@@ -98,7 +98,7 @@ def _conversations(tree: TokenTree) -> tuple[list[Conversation], list[int]]:
 
 
 def _main(completions: Sequence[Completion], found: Sequence[Conversation], of: Sequence[int]) -> int | None:
-    """The first conversation that is no side call and offers tools; else the first that is none."""
+    """The first conversation with tools that is not a side call, else the first that is not."""
     plain = [
         place
         for place, completion in enumerate(completions)
@@ -127,7 +127,7 @@ def _summaries(
     links: Sequence[Link],
     rules: Sequence[AuxiliaryRule | None],
 ) -> list[int]:
-    """The seeming side calls with whose answer a later context begins: the work went on from there."""
+    """Apparent side calls that are summaries, since a later context begins with their answer."""
     begun = [
         place
         for place, link in enumerate(links)
@@ -145,7 +145,7 @@ def _summaries(
 
 
 def _quotes(context: Completion, call: Completion) -> bool:
-    """Whether a context holds most lines of an answer, which stood nowhere in what was asked."""
+    """Whether a context contains most lines of an answer that its prompt did not contain."""
     given = "\n".join(message.content for message in context.messages if message.role is not Role.TOOL)
     asked = "\n".join(message.content for message in call.messages)
     lines = [line.strip() for line in call.response.content.split("\n", _LINES)[:_LINES]]
@@ -159,11 +159,11 @@ def _name(
     rules: Sequence[AuxiliaryRule | None],
     main: int | None,
 ) -> None:
-    """Give each conversation its lineage and parent, in the order they began."""
+    """Assign lineage and parent to each conversation, in order of their start."""
     if main is None:
         return
     heads = {completions[found[main].first].extra.get(AGENT): main}
-    """Agent → the conversation that carries on its work."""
+    """The current conversation of each agent."""
     main_agent = next(iter(heads))
     for place, conversation in enumerate(found):
         if place == main:
@@ -186,7 +186,7 @@ def _name(
 
 
 def _takes_over(completions: Sequence[Completion], before: Conversation, after: Conversation) -> bool:
-    """Whether a conversation goes on with another's work: same system prompt, and that one then ended."""
+    """Whether a conversation continues another's work: same system prompt, and that one then ended."""
     if before.members[-1] > after.first or before.offers_tools != after.offers_tools:
         return False
     return _system(completions[before.first]) == _system(completions[after.first])

@@ -1,16 +1,16 @@
-"""A trace as arrays, from its path through the forest."""
+"""Converts a path through the forest to a trace's arrays."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from polar.models.completion import joined_routing
+from polar.models.completion import concatenate_routing
 from polar.models.trace import Segment, Trace, TraceRef, Trajectory
 from polar.recordings.tree import path
 
 
 def materialise(trajectory: Trajectory, ref: TraceRef) -> Trace:
-    """The trace's tokens: the prompt ends where its first trained segment begins."""
+    """The tokens of a trace, whose prompt ends where its first trained segment begins."""
     indices = path(trajectory.segments, ref.trained[-1])
     segments = [trajectory.segments[index] for index in indices]
     split = indices.index(ref.trained[0])
@@ -29,7 +29,7 @@ def materialise(trajectory: Trajectory, ref: TraceRef) -> Trace:
         parent=ref.parent,
         approximate_from=_approximate_from([segment for segment, _ in response]),
         share=ref.share,
-        routing=joined_routing([(len(segment.ids), segment.routing) for segment in segments]),
+        routing=concatenate_routing([(len(segment.ids), segment.routing) for segment in segments]),
     )
 
 

@@ -19,21 +19,21 @@ from polar.trajectory.lineage import AGENT, Ancestry, trace_ancestry
 
 
 class Credit(StrEnum):
-    """Which traces the session's reward goes to."""
+    """The traces that get the session's reward."""
 
     OUTCOME = "outcome"
-    """All of it to every trace."""
+    """Every trace gets the whole reward."""
     DIVIDED = "divided"
-    """An equal part to every trace, so that a session counts once however many traces it has."""
+    """Every trace gets an equal share, so that sessions count alike however many traces they have."""
     MAIN = "main"
-    """All of it to the main line: the main conversation, its summaries and what took its place; no others."""
+    """Only the main line is rewarded: the main conversation, its summaries and successors."""
 
 
 class Overlong(StrEnum):
-    """What becomes of a trace that is too long."""
+    """How to treat a trace that is too long."""
 
     SPLIT = "split"
-    """A turn that makes the response too long begins a trace of its own, after its whole context."""
+    """A turn that exceeds the limit begins another trace, after its whole context."""
     TRUNCATE = "truncate"
     """The trace ends with the last turn that fits."""
     DROP = "drop"
@@ -57,10 +57,10 @@ class PrefixMerging(Builder):
         include_auxiliary: bool = False
         """Train side calls too."""
         max_tokens: int | None = Field(default=None, ge=1)
-        """Of a whole trace: what the model must hold. No split can keep a turn that ends beyond it, because
-        the policy saw everything before that turn."""
+        """Maximum length of a trace. A turn that ends beyond it cannot be split off, as the policy saw
+        everything before it."""
         max_response_tokens: int | None = Field(default=None, ge=1)
-        """Of a trace from its first trained token on."""
+        """Maximum length from the first trained token."""
         on_overlong: Overlong = Overlong.SPLIT
 
     def build(self, tree: TokenTree) -> Trajectory:
@@ -91,7 +91,7 @@ class PrefixMerging(Builder):
 def _reasons(
     tree: TokenTree, ancestry: Ancestry, options: PrefixMerging.Options
 ) -> Iterator[tuple[int, Exclusion]]:
-    """The completions that are left out for what they are, whatever stands around them."""
+    """The completions excluded for what they are, whatever surrounds them."""
     superseded = _superseded(tree)
     for place, completion in enumerate(tree.completions):
         reason = exclusion(completion)
@@ -106,9 +106,9 @@ def _reasons(
 
 
 def _superseded(tree: TokenTree) -> set[int]:
-    """Answers that were not continued while another answer to the same agent's same prompt was.
+    """Answers that were not continued although another answer to the same agent's same prompt was.
 
-    Where none was continued nothing tells which one the harness took: they are alternatives, and all stay.
+    If none was continued, nothing shows which one the harness used: they are alternatives, and all stay.
     """
     both = zip(tree.completions, tree.links, strict=True)
     continued = {link.continues for completion, link in both if SUPERSEDED not in completion.extra}
@@ -128,13 +128,13 @@ def _superseded(tree: TokenTree) -> set[int]:
 def _realigned(
     segments: Sequence[Segment], trainable: Sequence[bool], replaced: Mapping[int, Sequence[int]]
 ) -> set[int]:
-    """The trainable segments that only stand in a conversation that went on with other tokens for them.
+    """Trainable segments whose conversation continued with other tokens for them only.
 
-    One that something else trainable still follows exactly is not among them.
+    Segments that any other trainable one still follows exactly are not included.
     """
     found: set[int] = set()
     alive = list(trainable)
-    """Whether anything that is trained stands at or below a segment."""
+    """Whether the segment, or any below it, is trained."""
     followed = [False] * len(segments)
     for index in range(len(segments) - 1, -1, -1):
         is_stub = alive[index] and not followed[index]
@@ -148,10 +148,10 @@ def _realigned(
 
 
 def _chains(segments: Sequence[Segment], trainable: Sequence[bool]) -> list[list[int]]:
-    """Every trainable segment in exactly one chain.
+    """Partition the trainable segments into chains.
 
-    Where a context was continued more than once, the part in common is trained with the continuation
-    in which most was sampled (the earliest of equals); for the others it is context.
+    The shared part of several continuations is trained with the one with most sampled tokens (the earliest of
+    equals); for the others it is context.
     """
     weights, heirs = _heaviest(segments, trainable)
     found: list[list[int]] = []
@@ -171,7 +171,7 @@ def _chains(segments: Sequence[Segment], trainable: Sequence[bool]) -> list[list
 
 
 def _heaviest(segments: Sequence[Segment], trainable: Sequence[bool]) -> tuple[list[int], list[int]]:
-    """How many trainable tokens stand at or below each segment, and which child holds most of them."""
+    """The number of trainable tokens at or below each segment, and the child with most of them."""
     weights = [
         len(segment.ids) if is_trained else 0 for segment, is_trained in zip(segments, trainable, strict=True)
     ]
@@ -190,9 +190,9 @@ def _heaviest(segments: Sequence[Segment], trainable: Sequence[bool]) -> tuple[l
 def _fit(
     options: PrefixMerging.Options, segments: Sequence[Segment], ends: Sequence[int], chain: Sequence[int]
 ) -> tuple[list[list[int]], list[int]]:
-    """A chain's traces as lists of its segments, and the segments that fit into none.
+    """Split a chain into traces, as lists of segments, and those that fit into none.
 
-    `ends` says for every segment of the forest how many tokens its path has up to its end.
+    `ends` has the length of the path to the end of every segment of the forest.
     """
     longest = math.inf if options.max_tokens is None else options.max_tokens
     longest_response = math.inf if options.max_response_tokens is None else options.max_response_tokens
@@ -225,7 +225,7 @@ def _traces(
     ancestry: Ancestry,
     share: float,
 ) -> tuple[TraceRef, ...]:
-    """The traces that train these segments, each with its lineage and the trace it came out of."""
+    """Build traces of these segments, with lineage and parent."""
     trace_of = {place_of[index]: trace for trace, piece in enumerate(kept) for index in piece}
     traces = []
     for piece in kept:
@@ -242,7 +242,7 @@ def _traces(
 
 
 def _parent(first: int, trace_of: Mapping[int, int], links: Sequence[Link], ancestry: Ancestry) -> int | None:
-    """The trace of the nearest completion before this one that it continues, or else came out of."""
+    """The trace of the nearest earlier completion that this one continues or comes from."""
     before = links[first].continues
     while before is not None:
         if before in trace_of:

@@ -1,1 +1,2 @@
-"""Traces to trainer batches: rows packed to a token budget, apart or as trees that share their prefixes."""
+"""From traces to trainer batches: rows packed to a token budget, separately or as trees of shared
+prefixes."""

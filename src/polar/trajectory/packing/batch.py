@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from polar.errors import InvalidInput
-from polar.models.completion import Ids, Logprobs, Routing, Versions, joined_routing
+from polar.models.completion import Ids, Logprobs, Routing, Versions, concatenate_routing
 from polar.models.trace import Trace, Trajectory
 from polar.trajectory.materialise import materialise
 
@@ -35,28 +35,28 @@ class Trained:
     """The trained tokens of a row, in order; all arrays have one length."""
 
     depths: Indices
-    """Where in the row each stands; never 0, since the first token is predicted from nothing."""
+    """Position in the row; never 0, since the first token is not predicted."""
     weights: Floats
-    """What the token's loss is multiplied with: any normalisation is expressed here."""
+    """Weight of the token's loss, which can express any normalisation."""
     advantages: Floats
     logprobs: Logprobs
-    """As sampled: of the policy that the importance ratio is taken against."""
+    """Logprobs as sampled, from the policy of the importance ratio."""
     versions: Versions
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingRow:
-    """What packing takes."""
+    """A row to pack."""
 
     name: str
     ids: Ids
     trained: Trained
     routing: Routing | None = None
-    """Same length as ids; None: of none is it known."""
+    """Same length as ids; None if unknown."""
 
 
 PADDING = -1
-"""The segment of tokens that only fill a batch up."""
+"""The segment index of padding tokens."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,9 +68,9 @@ class Terms:
     """
 
     targets: Indices
-    """Index of the trained token in the batch."""
+    """Position of the trained token in the batch."""
     rows: Indices
-    """Whose token it is: index into the batch's `names`."""
+    """Row of the token, as an index into the batch's `names`."""
     weights: Floats
     advantages: Floats
     logprobs: Logprobs
@@ -86,25 +86,25 @@ class Batch:
 
     ids: Ids
     positions: NDArray[np.int32]
-    """Depth in the tree, from 0: what positional embeddings take."""
+    """Depth in the tree, from 0, for positional embeddings."""
     segments: NDArray[np.int32]
-    """Which root the token stands under, from 0; PADDING for padding."""
+    """Number of the token's root, from 0; PADDING for padding."""
     predecessors: NDArray[np.int32]
-    """Index of the token before, whose logits predict this one; -1 at a root."""
+    """Position of the previous token, whose logits predict this one; -1 at a root."""
     ends: NDArray[np.int32]
-    """One past the last token that follows from this one."""
+    """Position after the last token that follows from this one."""
     terms: Terms
     names: tuple[str, ...]
-    """The rows laid out here."""
+    """Names of the rows."""
     routing: Routing | None = None
-    """Of each token; None: of none is it known."""
+    """Experts of each token; None if unknown."""
 
     def __len__(self) -> int:
         return len(self.ids)
 
     @property
     def sources(self) -> Indices:
-        """For each term, where in the batch the logits stand that predict its token."""
+        """For each term, the position of the logits that predict its token."""
         return self.predecessors[self.terms.targets].astype(np.int64)
 
     @property
@@ -114,12 +114,12 @@ class Batch:
 
     @property
     def weights(self) -> Floats:
-        """For each token the summed weight of its terms: enough for a loss that is linear in them (SFT)."""
+        """The summed weight of each token's terms, enough for losses linear in them (SFT)."""
         summed = np.bincount(self.terms.targets, self.terms.weights, minlength=len(self))
         return summed.astype(np.float32)
 
     def padded(self, length: int, id: int = 0) -> Batch:
-        """The same batch with tokens at its end that see only themselves and that nobody sees."""
+        """The batch with padding at its end, which attends only to itself."""
         count = length - len(self)
         if count < 0:
             raise InvalidInput(f"a batch of {len(self)} tokens cannot be padded to {length}")
@@ -135,24 +135,24 @@ class Batch:
             segments=fill(self.segments, PADDING),
             predecessors=fill(self.predecessors, -1),
             ends=np.concatenate([self.ends, own_ends]),
-            routing=joined_routing([(len(self), self.routing), (count, None)]),
+            routing=concatenate_routing([(len(self), self.routing), (count, None)]),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class PackingStats:
-    """What packing saved."""
+    """Statistics of packing."""
 
     rows: int
-    """Rows laid out; those over the budget are not among them."""
+    """Packed rows, without those over the budget."""
     row_tokens: int
-    """Their lengths together: what computing each row apart would cost."""
+    """Total length of the rows: the cost of computing each separately."""
     packed_tokens: int
     """Tokens in all batches."""
     repeated_tokens: int
-    """Of these, shared tokens that stand in more than one place because their tree had to be split."""
+    """Shared tokens repeated because their tree had to be split."""
     padding_tokens: int
-    """Added if every batch is padded to the budget."""
+    """Tokens added to pad every batch to the budget."""
 
     @property
     def unique_tokens(self) -> int:
@@ -160,13 +160,13 @@ class PackingStats:
 
     @property
     def ratio(self) -> float:
-        """How many times fewer tokens are computed than with every row apart."""
+        """How many times fewer tokens are computed than with separate rows."""
         return self.row_tokens / self.packed_tokens if self.packed_tokens else 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Packing:
-    """All rows that were given: each is in exactly one batch, or named as too long for any."""
+    """Every given row, either in one batch or named as too long."""
 
     batches: tuple[Batch, ...]
     over_budget: tuple[str, ...]
@@ -174,7 +174,7 @@ class Packing:
 
 
 def row(name: str, trace: Trace, weights: ArrayLike = 1.0, advantages: ArrayLike = 0.0) -> TrainingRow:
-    """The trace as a row; weights and advantages are one number, or one for each response token."""
+    """Convert a trace to a row; weights and advantages are one number, or one per response token."""
     at = np.flatnonzero(trace.loss_mask)
     depths = at + len(trace.prompt_ids)
     if len(depths) and depths[0] == 0:
@@ -201,10 +201,8 @@ def rows(
     weights: Sequence[ArrayLike] | None = None,
     advantages: Sequence[ArrayLike] | None = None,
 ) -> Iterator[TrainingRow]:
-    """A row for each trace, made one at a time: only one repeats the history they share at any moment.
-
-    Weights and advantages are those of `row`, one entry a trace. Rows are named NAME/0, NAME/1, ….
-    """
+    """Yield a row for each trace, one at a time to limit memory. Weights and advantages are as for `row`, one
+    entry per trace. Rows are named NAME/0, NAME/1, …."""
     for index, ref in enumerate(trajectory.traces):
         yield row(
             f"{name}/{index}",
@@ -230,7 +228,7 @@ def dense_mask(batch: Batch) -> NDArray[np.bool_]:
 
 
 def mask_mod(batch: Batch, device: torch.device | str = "cpu") -> Any:
-    """The mask as the function of indices that FlexAttention compiles."""
+    """The mask as FlexAttention compiles it, a function of indices."""
     import torch
 
     return _seen_by(torch.as_tensor(batch.ends, device=device))
@@ -244,23 +242,23 @@ def _seen_by(ends: torch.Tensor) -> Any:
 
 
 def block_mask(batch: Batch, device: torch.device | str = "cpu", block: int = BLOCK) -> BlockMask:
-    """The block mask of a batch, made where it is used."""
+    """Build the block mask of a batch on its device."""
     import torch
 
     return block_mask_of(torch.as_tensor(batch.ends, device=device), block)
 
 
 def block_mask_of(ends: torch.Tensor, block: int = BLOCK) -> BlockMask:
-    """The same from a batch's `ends`, on their device and without waiting for it.
+    """Build the block mask from a batch's `ends` on their device, without synchronising.
 
-    It is made from the blocks' smallest and largest ends: the dense mask is never there.
+    It is computed from the smallest and largest end of each block; the dense mask is never materialised.
     """
     from torch.nn.attention.flex_attention import BlockMask
 
     partial, full = blocks(ends, block)
     return BlockMask.from_kv_blocks(
-        *_listed(partial),
-        *_listed(full),
+        *_list_blocks(partial),
+        *_list_blocks(full),
         BLOCK_SIZE=block,
         mask_mod=_seen_by(ends),
         seq_lengths=(len(ends), len(ends)),
@@ -268,10 +266,10 @@ def block_mask_of(ends: torch.Tensor, block: int = BLOCK) -> BlockMask:
 
 
 def blocks(ends: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """[query blocks, key blocks]: which pairs are seen in part, and which wholly.
+    """[query blocks, key blocks]: which pairs are partly visible, and which fully.
 
-    A block of keys before a block of queries is seen in part if any key's subtree reaches the first
-    query, and wholly if every key's subtree covers the last one.
+    An earlier block of keys is partly visible if any key's subtree reaches the first query, and fully if
+    every key's subtree covers the last one.
     """
     import torch
 
@@ -289,8 +287,8 @@ def blocks(ends: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
     return (seen & ~full) | torch.eye(count, dtype=torch.bool, device=ends.device), full
 
 
-def _listed(seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """For each query block how many key blocks it sees, and their indices with those first."""
+def _list_blocks(seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """For each query block, the number of visible key blocks, and their indices first."""
     import torch
 
     order = torch.argsort(seen.int(), dim=1, descending=True, stable=True)

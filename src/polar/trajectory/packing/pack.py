@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polar.errors import InvalidInput
-from polar.models.completion import Ids, Routing, joined_routing
+from polar.models.completion import Ids, Routing, concatenate_routing
 from polar.trajectory.packing.batch import Batch, Indices, Packing, PackingStats, Terms, TrainingRow
 
 Key = tuple[int, bytes]
-"""A token, and the experts it went to where they are known: with others it is computed otherwise."""
+"""A token and, if known, its experts: with others its activations differ."""
 
 
 @dataclass(slots=True, eq=False)
@@ -28,13 +28,13 @@ class TokenRun:
     """Depth of the first token."""
     ids: Ids
     routing: Routing | None = None
-    """Of each of them; None: of none is it known."""
+    """Experts of each token; None if unknown."""
     parent: TokenRun | None = None
-    """The run after whose last token this one stands."""
+    """The run that this one follows."""
     children: dict[Key, TokenRun] = field(default_factory=dict)
-    """By their first token."""
+    """Children by first token."""
     ending: list[TrainingRow] = field(default_factory=list)
-    """The rows whose last token is the run's last."""
+    """The rows that end with this run."""
 
     @property
     def end(self) -> int:
@@ -44,39 +44,39 @@ class TokenRun:
         return int(self.ids[at]), b"" if self.routing is None else self.routing[at].tobytes()
 
     def part(self, start: int, end: int | None = None) -> TokenRun:
-        """Some of its tokens, with nothing around them."""
+        """A part of its tokens, detached from the tree."""
         routing = None if self.routing is None else self.routing[start:end]
         return TokenRun(self.start + start, self.ids[start:end], routing)
 
 
 @dataclass(slots=True, eq=False)
 class Piece:
-    """Part of a tree that is laid out together, in depth-first order."""
+    """Part of a tree that is packed together, in depth-first order."""
 
     runs: list[TokenRun] = field(default_factory=list)
     rows: list[tuple[TrainingRow, TokenRun]] = field(default_factory=list)
-    """Each with the run it ends with."""
+    """(row, its last run) pairs."""
     size: int = 0
 
 
 def pack_sequences(rows: Iterable[TrainingRow], budget: int) -> Packing:
-    """Each row whole and apart, by first-fit decreasing. Rows longer than the budget are named, not cut."""
+    """Pack rows separately by first-fit decreasing. Rows over the budget are named, not cut."""
     fitting, over_budget = _fitting(rows, budget)
     return _packing(list(map(_apart, fitting)), budget, over_budget)
 
 
 def pack_alone(rows: Iterable[TrainingRow], budget: int) -> Packing:
-    """Each row is a batch: for models with layers that no mask keeps from seeing other rows."""
+    """Make each row a batch: for models with layers that no mask keeps from seeing other rows."""
     fitting, over_budget = _fitting(rows, budget)
     pieces = list(map(_apart, fitting))
     return _packing(pieces, budget, over_budget, bins=[[number] for number in range(len(pieces))])
 
 
 def pack_trees(rows: Iterable[TrainingRow], budget: int) -> Packing:
-    """The rows of a session, of a group, or of many: whatever shares a prefix becomes one tree.
+    """Merge rows that share a prefix into trees.
 
-    A tree over the budget is split where it branches, and the path to the branch is repeated in each
-    part (counted in the stats). Rows longer than the budget are named, not cut.
+    A tree over the budget is split at a branch, and the path to it is repeated in each part (counted in the
+    stats). Rows over the budget are named, not cut.
     """
     fitting, over_budget = _fitting(rows, budget)
     root = TokenRun(0, np.empty(0, np.int32))
@@ -93,7 +93,7 @@ def pack_trees(rows: Iterable[TrainingRow], budget: int) -> Packing:
 
 
 def _fitting(rows: Iterable[TrainingRow], budget: int) -> tuple[Iterator[TrainingRow], list[str]]:
-    """The rows within the budget, one at a time, and the names of the others, once those are taken."""
+    """Yield the rows within the budget, and collect the names of the others."""
     if budget < 1:
         raise InvalidInput(f"a token budget of {budget} holds nothing")
     over_budget: list[str] = []
@@ -114,7 +114,7 @@ def _apart(row: TrainingRow) -> Piece:
 
 
 def _insert(root: TokenRun, row: TokenRun) -> TokenRun:
-    """The run that the row ends with, after adding what of it the tree did not have."""
+    """Add the row to the tree; return its last run."""
     run, depth = root, 0
     while depth < len(row.ids):
         rest = row.part(depth)
@@ -125,7 +125,7 @@ def _insert(root: TokenRun, row: TokenRun) -> TokenRun:
             child = TokenRun(depth, rest.ids.copy(), routing, run)
             run.children[rest.key()] = child
             return child
-        shared = _shared(child, rest)
+        shared = _shared_length(child, rest)
         if shared < len(child.ids):
             child = _split(child, shared)
         run, depth = child, depth + shared
@@ -133,10 +133,7 @@ def _insert(root: TokenRun, row: TokenRun) -> TokenRun:
 
 
 def _split(run: TokenRun, at: int) -> TokenRun:
-    """Put the run's first tokens into one of their own above it, and return that.
-
-    The run itself stays the lower part: rows that end with it still do.
-    """
+    """Move the run's first tokens to a new parent, and return that. Rows that end with the run still do."""
     assert run.parent is not None
     upper, lower = run.part(0, at), run.part(at)
     upper.parent, upper.children = run.parent, {lower.key(): run}
@@ -145,8 +142,8 @@ def _split(run: TokenRun, at: int) -> TokenRun:
     return upper
 
 
-def _shared(left: TokenRun, right: TokenRun) -> int:
-    """How many tokens both begin with; at least one is given of each, and it is the same."""
+def _shared_length(left: TokenRun, right: TokenRun) -> int:
+    """Length of the common prefix, at least 1 as the first tokens are the same."""
     length = min(len(left.ids), len(right.ids))
     differs = left.ids[:length] != right.ids[:length]
     if left.routing is not None and right.routing is not None:
@@ -164,7 +161,7 @@ def _depth_first(tree: TokenRun) -> Iterator[TokenRun]:
 
 
 def _pieces(runs: Iterable[TokenRun], budget: int) -> list[Piece]:
-    """Consecutive rows of a tree, as many together as the budget holds with the paths that lead to them."""
+    """Split a tree into pieces of consecutive rows that fill the budget with the paths to them."""
     pieces = [Piece()]
     laid_out: set[int] = set()
     for run in runs:
@@ -184,7 +181,7 @@ def _pieces(runs: Iterable[TokenRun], budget: int) -> list[Piece]:
 
 
 def _path(last: TokenRun, laid_out: set[int]) -> list[TokenRun]:
-    """The runs down to `last` that are not laid out yet."""
+    """The runs on the path to `last` that are not placed yet."""
     path: list[TokenRun] = []
     run: TokenRun | None = last
     while run is not None and id(run) not in laid_out:
@@ -200,7 +197,7 @@ def _packing(
     repeated_tokens: int = 0,
     bins: Sequence[Sequence[int]] | None = None,
 ) -> Packing:
-    """The pieces, none larger than the budget, in these bins or in as few as first-fit decreasing finds."""
+    """Pack the pieces into these bins, or by first-fit decreasing."""
     if bins is None:
         bins = first_fit_decreasing([piece.size for piece in pieces], budget)
     packed = sum(piece.size for piece in pieces)
@@ -219,7 +216,7 @@ def _batch(pieces: Sequence[Piece]) -> Batch:
     runs = [run for piece in pieces for run in piece.runs]
     lengths = np.array([len(run.ids) for run in runs], np.int64)
     first = np.cumsum(lengths) - lengths
-    parents, places = _hung(pieces)
+    parents, places = _number_runs(pieces)
     size = int(lengths.sum())
     # Within a run each token follows the one before it; a run's first follows its parent's last.
     predecessors = np.arange(-1, size - 1, dtype=np.int32)
@@ -233,12 +230,12 @@ def _batch(pieces: Sequence[Piece]) -> Batch:
         ends=np.repeat(_ends(parents, first + lengths), lengths).astype(np.int32),
         terms=_terms(pieces, places, first),
         names=tuple(row.name for piece in pieces for row, _ in piece.rows),
-        routing=joined_routing([(len(run.ids), run.routing) for run in runs]),
+        routing=concatenate_routing([(len(run.ids), run.routing) for run in runs]),
     )
 
 
-def _hung(pieces: Sequence[Piece]) -> tuple[Indices, list[dict[int, int]]]:
-    """Each run's parent by its number in the batch (-1: none), and for each piece the numbers of its runs."""
+def _number_runs(pieces: Sequence[Piece]) -> tuple[Indices, list[dict[int, int]]]:
+    """The parent of each run by number (-1 for none), and the run numbers of each piece."""
     parents: list[int] = []
     places: list[dict[int, int]] = []
     for piece in pieces:
@@ -252,7 +249,7 @@ def _hung(pieces: Sequence[Piece]) -> tuple[Indices, list[dict[int, int]]]:
 
 
 def _ends(parents: Indices, ends: Indices) -> Indices:
-    """Where the last run below each run ends; children stand after their parents."""
+    """The end of the last run below each run; children come after their parents."""
     found = ends.tolist()
     for run in range(len(found) - 1, -1, -1):
         parent = int(parents[run])
@@ -280,7 +277,7 @@ def _terms(pieces: Sequence[Piece], places: Sequence[dict[int, int]], first: Ind
 
 
 def _targets(depths: Indices, last: TokenRun, numbers: dict[int, int], first: Indices) -> Indices:
-    """Where in the batch a row's trained tokens stand: from its last run upwards, as far as any is."""
+    """Positions of a row's trained tokens in the batch, walking up from its last run."""
     targets: NDArray[np.int64] = np.empty(len(depths), np.int64)
     left = len(depths)
     run: TokenRun | None = last
@@ -292,9 +289,9 @@ def _targets(depths: Indices, last: TokenRun, numbers: dict[int, int], first: In
 
 
 def first_fit_decreasing(sizes: Sequence[int], capacity: int) -> list[list[int]]:
-    """The items of each bin, by index; every size is at most the capacity. O(n log n).
+    """Return the items of each bin, by index; every size is at most the capacity.
 
-    The largest item comes first, and each goes into the first bin that has room for it.
+    O(n log n): items are placed largest first, each into the first bin with room.
     """
     rooms = _Rooms(len(sizes), capacity)
     bins: list[list[int]] = []
@@ -308,7 +305,7 @@ def first_fit_decreasing(sizes: Sequence[int], capacity: int) -> list[list[int]]
 
 
 class _Rooms:
-    """How much room each bin has, under a binary tree of maxima that leads to the first with enough."""
+    """Free room per bin in a binary tree of maxima, which finds the first bin with enough."""
 
     def __init__(self, bins: int, capacity: int) -> None:
         self._leaves = 1 << max(bins - 1, 0).bit_length()
