@@ -1,4 +1,4 @@
-"""What the gateway needs of an inference backend: tokens in, tokens and logprobs out, as a stream."""
+"""The engine interface: tokens in, tokens and logprobs out, as a stream."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ next update always loads."""
 
 
 class Mode(StrEnum):
-    """Who renders the prompt."""
+    """The renderer of prompts."""
 
     TOKENS = "tokens"
     """The gateway: exact ids go in, and history is never tokenised again."""
@@ -55,10 +55,8 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenChunk:
-    """What an engine produced since the last chunk.
-
-    `ids` holds every sampled token, the end-of-turn token included; len(ids) == len(logprobs).
-    """
+    """Tokens since the last chunk. `ids` has every sampled token, including the end-of-turn token; len(ids)
+    == len(logprobs)."""
 
     ids: list[int]
     logprobs: list[float]
@@ -84,19 +82,19 @@ class ChatCall:
 
 @dataclass(frozen=True, slots=True)
 class ChatChunk:
-    """What a chat-mode engine produced since the last chunk: the message as it parsed it, and the tokens."""
+    """Output of a chat-mode engine since the last chunk: the message as it parsed it, and the tokens."""
 
     delta: MessageDelta = field(default_factory=MessageDelta)
     tokens: TokenChunk | None = None
     """None where the engine gives text only; such a completion is recorded and never trainable."""
     prompt_ids: Ids | None = None
-    """On the first chunk: what the policy conditioned on, where the engine says so."""
+    """Set on the first chunk, if reported: the ids of the prompt."""
     finish_reason: FinishReason | None = None
     """Set on the last chunk only."""
     usage: Usage | None = None
-    """On the last chunk, where the engine counts tokens that it does not show."""
+    """Set on the last chunk, if the engine counts tokens without reporting them."""
     stop_sequence: str | None = None
-    """On the last chunk: which of the request's stop sequences ended it, if one did."""
+    """Set on the last chunk: the stop sequence that ended it, if any."""
     untrainable: str | None = None
     """Why the tokens so far can never be trained: ids or logprobs are missing or do not match."""
 
@@ -109,9 +107,9 @@ class ModelInfo:
     max_context: int
     policy_version: int
     logprobs_mode: str | None = None
-    """Of which distribution the logprobs are: `processed_logprobs` is the one sampled from, after temperature
-    (SGLang's are before cuts, and tokens that were cut are never trained); `raw_logprobs` the model's own,
-    before it; None: the engine neither says so nor shows it to `check`."""
+    """Distribution of the logprobs. `processed_logprobs` is the one sampled from, after temperature (SGLang's
+    are before truncation, and truncated tokens are never trained); `raw_logprobs` is the model's own. None if
+    the engine neither reports nor shows it to `check`."""
     renderer: str | None = None
     """The renderer of its prompts in tokens mode; None if the engine renders them."""
     records_routing: bool = False
@@ -211,10 +209,10 @@ class Engine(ABC):
         old weights and their version remain."""
         raise EngineError(
             f"{type(self).__name__} cannot change its weights",
-            hint="go on with an engine that can, or begin anew with another data_dir",
+            hint="use an engine that can, or start over with another data_dir",
         )
 
-    def begins_anew(self, update: WeightUpdate) -> bool:
+    def must_drain(self, update: WeightUpdate) -> bool:
         """Whether running requests keep their old weights, and so must end before an update."""
         return False
 

@@ -171,7 +171,7 @@ class ChatReader(Reader[ChatChunk]):
         part = choice.get("delta") or choice.get("message") or {}
         content = part.get("content") or ""
         if not isinstance(content, str):
-            raise EngineError("the engine answered with content that is no text")
+            raise EngineError("the engine answered with content that is not text")
         calls = part.get("tool_calls")
         done = self._calls.feed(calls) if calls else ()
         if is_last:

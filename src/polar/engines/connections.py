@@ -65,11 +65,11 @@ class Connections:
         """Return an idle or a new connection."""
         while self._idle and not self._idle[-1].is_reusable:
             self._idle.pop()
-        connection = self._idle.pop() if self._idle else await self._made()
+        connection = self._idle.pop() if self._idle else await self._connect()
         self._busy.add(connection)
         return connection
 
-    async def _made(self) -> _EngineConnection:
+    async def _connect(self) -> _EngineConnection:
         try:
             async with asyncio.timeout(self._connect_seconds):
                 loop = asyncio.get_running_loop()

@@ -255,7 +255,7 @@ class HttpEngine(Engine):
                     if response.content_type != "text/event-stream":
                         yield iter([_object(await response.read())])
                         return
-                    async with aclosing(_parsed(response)) as arrivals:
+                    async with aclosing(_read_events(response)) as arrivals:
                         async for events in arrivals:
                             has_begun = True
                             yield events
@@ -272,7 +272,7 @@ class HttpEngine(Engine):
             await asyncio.sleep(pause)
 
 
-async def _parsed(response: Exchange) -> AsyncGenerator[Iterator[dict[str, Any]], None]:
+async def _read_events(response: Exchange) -> AsyncGenerator[Iterator[dict[str, Any]], None]:
     """Parse server-sent events up to [DONE]. Lines may exceed any read buffer."""
     begun: list[bytes] = []
     while piece := await response.piece():
@@ -348,12 +348,12 @@ def coalesce_chunks(read: Iterable[TokenChunk | None]) -> Iterator[TokenChunk]:
     except Exception as error:
         failure = error
     for version, alike in groupby(arrived, lambda chunk: chunk.policy_version):
-        yield _joined(list(alike), version)
+        yield _merge_chunks(list(alike), version)
     if failure is not None:
         raise failure
 
 
-def _joined(chunks: list[TokenChunk], version: int) -> TokenChunk:
+def _merge_chunks(chunks: list[TokenChunk], version: int) -> TokenChunk:
     if len(chunks) == 1:
         return chunks[0]
     return TokenChunk(

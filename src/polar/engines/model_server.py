@@ -144,14 +144,14 @@ class ModelServer(HttpEngine):
 
     async def count_tokens(self, chat: ChatRequest) -> int | None:
         # Servers whose /tokenize takes only text refuse this.
-        count = await self._tokenized(chat_wire.prompt_body(chat, await self._served_name()), "count")
+        count = await self._tokenize(chat_wire.prompt_body(chat, await self._served_name()), "count")
         return count if isinstance(count, int) else None
 
     async def tokenize(self, text: str) -> list[int] | None:
-        ids = await self._tokenized({"prompt": text, "add_special_tokens": False}, "tokens")
+        ids = await self._tokenize({"prompt": text, "add_special_tokens": False}, "tokens")
         return ids if isinstance(ids, list) else None
 
-    async def _tokenized(self, body: dict[str, Any], field: str) -> Any:
+    async def _tokenize(self, body: dict[str, Any], field: str) -> Any:
         status, answer = await self._ask("POST", "/tokenize", body)
         try:
             return orjson.loads(answer)[field] if status == 200 else None
@@ -171,7 +171,7 @@ class ModelServer(HttpEngine):
         if status not in (200, 404):
             raise EngineError(f"the engine at {self.url} does not resume: {reason_in(answer)}")
 
-    def begins_anew(self, update: WeightUpdate) -> bool:
+    def must_drain(self, update: WeightUpdate) -> bool:
         return update.is_adapter or self._adapter is not None
 
     def _version_of_tokens(self) -> Callable[[], int]:
@@ -186,7 +186,7 @@ class ModelServer(HttpEngine):
             raise EngineError(
                 f"the engine at {self.url} has other weights than the adapter was trained on: its own were"
                 " replaced",
-                hint="`polar policy update` returns to them, or start it anew",
+                hint="`polar policy update` returns to them, or restart it",
             )
         loaded = await self._loaded_adapters()
         if loaded.get(name) != update.path:

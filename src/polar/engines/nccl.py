@@ -2,7 +2,7 @@
 
 The trainer listens. An engine's client that finds the manifest connects, and both sides take each step
 together: they meet (once), the engine is told to receive, the trainer sends. Who dies ends the connection,
-which the other side notices at once: NCCL itself would wait for ever.
+which the other side notices at once: NCCL itself would wait indefinitely.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class NcclGroup:
 
         torch.cuda.set_device(device)
         host, port = store.getsockname()
-        # Torch's store has it to itself from here on: it ends the process if anybody else closes it.
+        # Torch's store owns it from here on, and ends the process if anyone else closes it.
         own = store.dup()
         try:
             met = StatelessProcessGroup.create(

@@ -1,4 +1,4 @@
-"""An engine whose policy can be replaced under way: whoever asks it sees only a slower answer.
+"""An engine whose policy can be replaced during generations: callers only see a slower answer.
 
 While it is paused, new generations wait here, before the engine. Those that a pause breaks off are
 continued afterwards from their exact tokens, so that one completion may carry two policy versions.
@@ -62,10 +62,10 @@ class PausableEngine:
         """Stream the sampled tokens, across pauses. Closing the iterator aborts the request in the engine."""
         sampled: list[int] = []
         while True:
-            await self._opened()
-            with self._tracked(request) as call:
+            await self._wait_until_open()
+            with self._track(request) as call:
                 try:
-                    async with aclosing(self._engine.generate(_continued(request, sampled))) as chunks:
+                    async with aclosing(self._engine.generate(_continuation(request, sampled))) as chunks:
                         call.waiter = asyncio.current_task()
                         async for chunk in chunks:
                             call.waiter = None
@@ -81,12 +81,12 @@ class PausableEngine:
                 except asyncio.CancelledError:
                     if not call.is_interrupted or _is_cancelled_besides():
                         raise
-            if reason := _ended(request, sampled):
+            if reason := _finish_reason(request, sampled):
                 yield TokenChunk([], [], (await self._engine.model_info()).policy_version, reason)
                 return
 
     async def chat(self, call: ChatCall) -> AsyncGenerator[ChatChunk, None]:
-        await self._opened()
+        await self._wait_until_open()
         async with aclosing(self._engine.chat(call)) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -108,7 +108,7 @@ class PausableEngine:
         self._open.set()
 
     async def update_weights(self, update: WeightUpdate) -> None:
-        if not self._engine.begins_anew(update):
+        if not self._engine.must_drain(update):
             await self._engine.update_weights(update)
             return
         was_paused = self.is_paused
@@ -129,13 +129,13 @@ class PausableEngine:
     async def count_tokens(self, chat: ChatRequest) -> int | None:
         return await self._engine.count_tokens(chat)
 
-    async def _opened(self) -> None:
+    async def _wait_until_open(self) -> None:
         # Closed again before a waiter has run, it is to wait on.
         while not self._open.is_set():
             await self._open.wait()
 
     @contextmanager
-    def _tracked(self, request: GenerateRequest) -> Iterator[_Pausable]:
+    def _track(self, request: GenerateRequest) -> Iterator[_Pausable]:
         call = _Pausable()
         # A grammar begins with the first token, and penalties count from it: these cannot be continued.
         if request.constraint is None and not request.sampling.is_penalised:
@@ -161,7 +161,7 @@ def _is_cancelled_besides() -> bool:
     return task is not None and task.uncancel() > 0
 
 
-def _continued(request: GenerateRequest, sampled: list[int]) -> GenerateRequest:
+def _continuation(request: GenerateRequest, sampled: list[int]) -> GenerateRequest:
     """The request for the rest, after the tokens sampled so far."""
     if not sampled:
         return request
@@ -179,7 +179,7 @@ def _continued(request: GenerateRequest, sampled: list[int]) -> GenerateRequest:
     )
 
 
-def _ended(request: GenerateRequest, sampled: list[int]) -> FinishReason | None:
+def _finish_reason(request: GenerateRequest, sampled: list[int]) -> FinishReason | None:
     """The finish reason, if the pause fell between the last token and its reason."""
     if sampled and sampled[-1] in request.stop_token_ids:
         return FinishReason.STOP

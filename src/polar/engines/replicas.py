@@ -148,7 +148,7 @@ class Replicas(Engine):
     async def model_info(self) -> ModelInfo:
         """The model that all reachable replicas report; raise InvalidInput if they differ."""
         replicas = self._replicas.values()
-        found = await asyncio.gather(*(self._tried(each, each.engine.model_info()) for each in replicas))
+        found = await asyncio.gather(*(self._try(each, each.engine.model_info()) for each in replicas))
         infos = {name: info for name, info in zip(self._replicas, found, strict=True) if info is not None}
         if not infos:
             raise self._all_down()
@@ -167,7 +167,7 @@ class Replicas(Engine):
 
     async def check(self, mode: Mode = Mode.TOKENS) -> None:
         self._mode = mode
-        await asyncio.gather(*(self._tried(each, each.engine.check(mode)) for each in self._up))
+        await asyncio.gather(*(self._try(each, each.engine.check(mode)) for each in self._up))
         if not self._up:
             raise self._all_down()
 
@@ -206,8 +206,8 @@ class Replicas(Engine):
             if replica not in asked:
                 self._put_aside(replica, EngineDown("it came back while the others changed their weights"))
 
-    def begins_anew(self, update: WeightUpdate) -> bool:
-        return any(replica.engine.begins_anew(update) for replica in self._replicas.values())
+    def must_drain(self, update: WeightUpdate) -> bool:
+        return any(replica.engine.must_drain(update) for replica in self._replicas.values())
 
     async def _all(self, purpose: str, do: Callable[[Engine], Coroutine[None, None, None]]) -> list[_Replica]:
         """Run it on every healthy replica and return those; raise EngineError, keeping all, if none
@@ -251,7 +251,7 @@ class Replicas(Engine):
     def _up(self) -> list[_Replica]:
         return [replica for replica in self._replicas.values() if replica.is_up]
 
-    async def _tried(self, replica: _Replica, asked: Awaitable[T]) -> T | None:
+    async def _try(self, replica: _Replica, asked: Awaitable[T]) -> T | None:
         """Return a replica's answer; put it aside and return None if it is down."""
         try:
             return await asked

@@ -22,7 +22,7 @@ def from_npy(text: str, rows: int, width: int | None) -> Routing | None:
     except (binascii.Error, ValueError, EOFError) as error:
         log.warning("an engine told experts that cannot be read: %s", error)
         return None
-    return _checked(told, rows, width)
+    return _compact(told, rows, width)
 
 
 def from_numbers(text: str, rows: int, width: int | None) -> Routing | None:
@@ -33,10 +33,10 @@ def from_numbers(text: str, rows: int, width: int | None) -> Routing | None:
     except (binascii.Error, ValueError) as error:
         log.warning("an engine told experts of other tokens than it sampled: %s", error)
         return None
-    return _checked(told, rows, width)
+    return _compact(told, rows, width)
 
 
-def _checked(told: np.ndarray[Any, np.dtype[Any]], rows: int, width: int | None) -> Routing | None:
+def _compact(told: np.ndarray[Any, np.dtype[Any]], rows: int, width: int | None) -> Routing | None:
     """The smallest type that holds the numbers; None if they do not fit the tokens."""
     is_whole = told.ndim == 3 and len(told) == rows and told[0].size == (width or told[0].size)
     if not told.size or not is_whole or told.dtype.kind not in "iu":

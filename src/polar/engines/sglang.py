@@ -64,7 +64,7 @@ class SglangEngine(ModelServer):
 
     _first_name: str | None = None
     _first_path: str | None = None
-    """What the model is called, and where its weights are, as long as none were replaced."""
+    """Name and path of the initial weights, until they are replaced."""
     _path: str | None = None
     """Path of its weights, without any adapter."""
     _is_replaced = False
@@ -122,7 +122,7 @@ class SglangEngine(ModelServer):
         """Fields of a request that select the current adapter, if there is one."""
         epoch = self._connections.epoch
         if self._adapter is not None and epoch != self._known_in:
-            # SGLang may have been started anew, without it.
+            # SGLang may have restarted without it.
             await self.model_info()
             self._known_in = epoch
         return {} if self._adapter is None else {"lora_path": self._adapter}
@@ -156,7 +156,7 @@ class SglangEngine(ModelServer):
         # Not /server_info: its context_length is null unless it was given on the command line.
         _, context = await self._served_model()
         info = await self._get("/model_info", older="/get_model_info")
-        # A server that started anew has no version, and the weights that it starts with.
+        # A restarted server has its initial weights and no version.
         named = str(info.get("weight_version"))
         adapter = named.partition(_ON_TOP)[2]
         self._adapter = f"{ADAPTER}{adapter}" if adapter.isdecimal() else None

@@ -1,8 +1,8 @@
-"""Weights that a trainer holds ready for engines to take, before files of them are there.
+"""Transfers a trainer's weights to engines directly, before they are in files.
 
-The manifest says how, with what vLLM's weight transfer is asked with. Two locks, which end with whoever holds
-them, keep anybody from taking what is not there: the trainer has one as long as it holds the weights; readers
-have one on the manifest, and are waited for when it is withdrawn.
+The manifest says how, in the terms of vLLM's weight transfer. Two locks prevent reads of freed weights, and
+end with their processes: the trainer holds one as long as it holds the weights, and readers hold one on the
+manifest, which are waited for when it is withdrawn.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ FILES_SECONDS = 600.0
 LOOK_SECONDS = 0.1
 _COUNTERS = Path("/dev/shm")
 _COUNTERS_BEGIN = 64
-"""Where in a file of torch's its counters begin, of eight bytes each."""
+"""Offset of the counters, of eight bytes each, in a file of torch's."""
 
 
 class Shared(Protocol):
     """Tensors that engines can take until they are withdrawn."""
 
     tensors: dict[str, Tensor]
-    """By their names in checkpoints."""
+    """Tensors by their names in checkpoints."""
     files_at_once: bool
     """Whether files are written while engines take these: those that cannot wait for files."""
 
@@ -121,7 +121,7 @@ async def in_files(directory: str | Path | None) -> None:
 
 
 def _refuse_if_gone(directory: Path) -> None:
-    # In this order: whoever lets go of the lock has removed the manifest, unless it was killed.
+    # In this order: before the lock is released the manifest is removed, unless the process was killed.
     if not is_locked(directory / _HELD) and (directory / MANIFEST).exists():
         raise EngineError(
             f"the weights in {directory} were in the GPU memory of a process that has ended",
@@ -165,10 +165,10 @@ class SharedTensors:
 
 
 class _Readers:
-    """Torch's counters of who has yet to read a tensor: each begins at 1, and its memory is freed at 0.
+    """Torch's reader counters of tensors: each begins at 1, and its memory is freed at 0.
 
-    One that nobody reads, or whose reader dies, stays there, one that two read goes below: either way the
-    memory would not be freed before this process ends, which torch then warns of.
+    A tensor without a reader, or whose reader dies, stays above 0, and one read twice goes below: either way
+    its memory would stay until this process ends, with a warning from torch.
     """
 
     def __init__(self, places: Sequence[tuple[bytes, int]]) -> None:

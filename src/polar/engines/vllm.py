@@ -56,7 +56,7 @@ _NCCL = (
 GENERATE = "/inference/v1/generate"
 """Tokens in and out with their experts, also in a stream: completions tell those in one piece only."""
 _OURS = {"return_token_ids": True, "min_p": 0.0, "repetition_penalty": 1.0}
-"""What every request says: vLLM fills what is left out from the model's generation_config."""
+"""Fields of every request, which vLLM would otherwise fill from the model's generation_config."""
 _REPLACING = "+replacing-"
 """Separates, in the name of weights during an update, the next version from the client that loads it."""
 SETTLE_SECONDS = 0.05
@@ -84,7 +84,7 @@ class VllmEngine(ModelServer):
     )
 
     _root: str | None = None
-    """Where vLLM's first weights are."""
+    """Path of vLLM's initial weights."""
     _names_version = False
     """Whether it is `polar engine`, which reports the version of each token."""
     _named: tuple[bytes, str] | None = None
@@ -178,7 +178,7 @@ class VllmEngine(ModelServer):
 
     async def _sampled_name(self, session: str = "") -> str:
         """The model name that selects the current weights."""
-        # What a check samples is nobody's; a session's tokens must have a version.
+        # Checks have no session; a session's tokens must have a version.
         if session and self.policy_version == HALF_REPLACED:
             raise EngineDown(f"the engine at {self.url} is in the middle of a weight update")
         if self._adapter is not None:
@@ -207,7 +207,7 @@ class VllmEngine(ModelServer):
         await super().check(mode)
 
     async def pause(self, mode: PauseMode) -> None:
-        # The cache is cleared when the weights are replaced, that of requests that are kept included.
+        # Replacing the weights clears the cache, including that of kept requests.
         await self._order(f"/pause?mode={_PAUSES[mode]}&clear_cache=false", needs=_DEV_MODE)
 
     async def update_weights(self, update: WeightUpdate) -> None:
@@ -221,8 +221,8 @@ class VllmEngine(ModelServer):
                 await self._replace(update)
         self.policy_version = update.version
 
-    def begins_anew(self, update: WeightUpdate) -> bool:
-        return not self._names_version and super().begins_anew(update)
+    def must_drain(self, update: WeightUpdate) -> bool:
+        return not self._names_version and super().must_drain(update)
 
     async def _replace(self, update: WeightUpdate) -> None:
         if update.is_adapter:
@@ -244,8 +244,8 @@ class VllmEngine(ModelServer):
         content = await asyncio.to_thread(digest, Path(update.path or ""))
         name = f"{ADAPTER}{update.version}-{content[:12]}"
         await self._load_beside(update, name, is_replaced=is_replaced)
-        # Where vLLM (before 0.32) has no names for weights, the adapter's own is enough: a server that was
-        # started anew does not know it, and refuses the request.
+        # Where vLLM (before 0.32) has no names for weights, the adapter's own is enough: a restarted server
+        # does not know it, and refuses the request.
         if named is not None:
             await self._name_weights(f"{update.version}+{name}")
         self._adapter = name
@@ -289,9 +289,9 @@ class VllmEngine(ModelServer):
         log.info(
             "weights %d reached %s over %s in %.2f s", update.version, self.url, way, time.monotonic() - began
         )
-        # Requests that a pause keeps hold blocks of the cache: these too are computed anew.
+        # Requests kept by a pause hold cache blocks, which are recomputed too.
         await self._order("/reset_prefix_cache?reset_running_requests=true", needs=_DEV_MODE)
-        # Last: whoever finds the weights under their name finds nothing of the old ones beside them.
+        # Last, so that under the new name nothing is left of the old weights.
         await self._name_weights(str(update.version) if update.path else f"{update.version}+first")
         return True
 
@@ -320,7 +320,7 @@ class VllmEngine(ModelServer):
     async def _begin_transfer(self, needs: str) -> None:
         status, _ = await self._ask("POST", "/start_weight_update", {}, seconds=ORDER_SECONDS)
         if status != 200:
-            # One that was broken off may be under way still.
+            # An interrupted one may still be running.
             await self._ask("POST", "/finish_weight_update", seconds=ORDER_SECONDS)
             await self._order("/start_weight_update", {}, needs=needs)
 
@@ -349,7 +349,7 @@ class VllmEngine(ModelServer):
             except nccl.PeerGone as error:
                 raise EngineDown(
                     f"the engine at {self.url} was being sent weights: {error}",
-                    hint="start it anew: it waits for them for as long as it runs",
+                    hint="restart it: it waits for them until it ends",
                 ) from error
             await self._order("/finish_weight_update", needs=_NCCL)
             trainer.send(done=True)
@@ -531,7 +531,7 @@ def _prompt_logprobs(answer: dict[str, Any], ids: list[int]) -> list[float]:
 def _request_body(request: GenerateRequest, model: str) -> dict[str, Any]:
     wishes = {
         "stop_token_ids": list(request.stop_token_ids) or None,
-        "structured_outputs": _structured(request.constraint),
+        "structured_outputs": _structured_outputs(request.constraint),
     }
     return {
         "model": model,
@@ -562,7 +562,7 @@ def _routed_body(body: dict[str, Any], request: GenerateRequest) -> dict[str, An
     }
 
 
-def _structured(constraint: Constraint | None) -> dict[str, str] | None:
+def _structured_outputs(constraint: Constraint | None) -> dict[str, str] | None:
     if constraint is None:
         return None
     if constraint.json_schema is not None:

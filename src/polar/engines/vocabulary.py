@@ -44,7 +44,7 @@ class Text:
             return self._stream.step(self._tokenizer, id) or ""
         except Exception:
             # Nothing more special is raised when bytes that never became a character change how those
-            # before them read. The stream would raise it for ever.
+            # before them read. The stream would raise it every time.
             self._stream = self._fresh()
             return "\N{REPLACEMENT CHARACTER}" + (self._stream.step(self._tokenizer, id) or "")
 

@@ -1,1 +1,1 @@
-"""Chat requests to prompt ids, sampled ids to messages."""
+"""From chat requests to prompt ids, and from sampled ids to messages."""

@@ -42,10 +42,10 @@ PACKAGE_FAMILIES = (
     "inkling", "kimi-k2", "kimi-k2.5", "laguna-xs.2", "laguna-m.1", "laguna-xs-2.1", "laguna-s-2.1",
     "minimax-m2", "nemotron-3", "nemotron-3-ultra", "nemotron-3.5",
 )  # fmt: skip
-"""As the package calls them; of two that render alike the first is taken."""
+"""By the package's names; the first of several that render alike."""
 INSTALL = "pip install 'polar-rl[renderers]'"
 _HARMONY = "<|channel|>"
-"""Without it gpt-oss is not tried: it fetches its vocabulary from the network first."""
+"""Without it gpt-oss is not tried, as it first downloads its vocabulary."""
 
 
 def possible_families(tokens: set[str]) -> Iterator[str]:
@@ -54,7 +54,7 @@ def possible_families(tokens: set[str]) -> Iterator[str]:
 
 
 def is_installed() -> bool:
-    """Whether the package is there at all."""
+    """Whether the package is installed."""
     return find_spec("renderers") is not None
 
 
@@ -107,7 +107,7 @@ _PROBE_TOOLS = [
     {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
 ]
 _NO_FORM = (ValueError, TypeError, LookupError, AssertionError)
-"""How the package says that a template has no form for messages."""
+"""Errors of the package for messages that a template cannot render."""
 _WINDOW = 64
 """Ids before a sampled turn that a family surely looks at, at most back to the end of another turn."""
 
@@ -208,7 +208,7 @@ class _PackageTokenizer:
         self.count_control(in_text=True)
 
     def count_control(self, *, in_text: bool) -> None:
-        """Say whether a control token spelt in a text is that token."""
+        """Set whether control tokens spelled in text are tokens."""
         self.tokenizer.encode_special_tokens = not in_text
         self._kept = KeptTexts(self.tokenizer)
 
@@ -235,7 +235,7 @@ THINK, THINK_END = "<think>", "</think>"
 
 
 class WholeParser(ResponseParser):
-    """Everything becomes certain at the end."""
+    """A parser that returns the whole message at the end."""
 
     def __init__(self, read: Callable[[list[int]], Any]) -> None:
         self._read = read

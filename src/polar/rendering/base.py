@@ -13,23 +13,23 @@ from polar.models.completion import Ids
 from polar.rendering.tokenizer import RawText
 
 IdSequence = Sequence[int] | Ids
-"""Token ids; an array on the way of a long conversation."""
+"""Token ids; an array for long conversations."""
 
 
 class Unrenderable(InvalidInput):
-    """Messages that a family's template has no form for."""
+    """Messages that the template cannot render."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessageDelta:
-    """What became certain of the assistant's message since the last delta."""
+    """Parts of the assistant's message that became certain since the last delta."""
 
     content: str = ""
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
-    """Complete calls only: a call is emitted when its parse is certain. Its id is for the gateway to give."""
+    """Complete calls only, without ids, which the gateway assigns."""
     logprobs: tuple[TokenLogprob, ...] = ()
-    """The logprobs of the tokens sampled since the last delta, where the client wants them."""
+    """Logprobs of the tokens since the last delta, if requested."""
 
     def __bool__(self) -> bool:
         return bool(self.content or self.reasoning or self.tool_calls or self.logprobs)
@@ -45,22 +45,22 @@ class MessageDelta:
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """The block in which a family thinks before it answers."""
+    """The marks around a family's thoughts."""
 
     begin: str
-    """What the model writes to begin it; empty where the prompt has begun it already."""
+    """Opening mark; empty if the prompt contains it."""
     end: str
-    """What ends it, with the white space that stands before the answer."""
+    """Closing mark, with the white space before the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnForm:
-    """How a family writes a turn, as far as it must be known to hold a turn to a format."""
+    """A family's form of turns, as far as constraints need it."""
 
     is_plain: bool = False
-    """Whether text follows the prompt, or the thoughts, as it is, without marks of the family's own."""
+    """Whether text follows the prompt or the thoughts directly, without other marks."""
     writes_calls: bool = False
-    """Whether calls are `<tool_call>` blocks that hold JSON."""
+    """Whether calls are `<tool_call>` blocks of JSON."""
     thinking: Thinking | None = None
 
 
@@ -69,20 +69,20 @@ class ResponseParser(ABC):
 
     @abstractmethod
     def feed(self, ids: Sequence[int]) -> MessageDelta:
-        """Take the next sampled ids and return what they made certain."""
+        """Feed the next sampled ids; return what they made certain."""
 
     @abstractmethod
     def finish(self) -> MessageDelta:
-        """No more ids will come: return whatever was still held back."""
+        """End the answer; return whatever was held back."""
 
     @property
     def reasoning_tokens(self) -> int:
-        """How many of the ids so far the model thought in, marks included; 0 where that cannot be told."""
+        """Number of ids spent on thoughts so far, marks included; 0 if unknown."""
         return 0
 
 
 class RawParser(ResponseParser):
-    """Takes all that is sampled, up to the token that ends it, for text."""
+    """Treats everything up to the end token as text."""
 
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
@@ -106,7 +106,7 @@ class Renderer(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """The family, and what is said beyond its template: recordings disclose it."""
+        """The family and any addition to its template, for recordings."""
 
     @property
     @abstractmethod
@@ -115,12 +115,12 @@ class Renderer(ABC):
 
     @property
     def call_form(self) -> str | None:
-        """In what form the model's calls are read; None where none are."""
+        """The form in which calls are parsed; None if they are not."""
         return "hermes" if self.form.writes_calls else "its family's own"
 
     @property
     def form(self) -> TurnForm:
-        """How turns are written; as long as it is not known, no turn can be held to a format."""
+        """The form of turns; None if unknown, so that no turn can be constrained."""
         return TurnForm()
 
     @abstractmethod
@@ -145,12 +145,12 @@ class Renderer(ABC):
         """
 
     def opened(self, text: str) -> list[int] | None:
-        """The ids that begin an answer with this text, after the generation prompt; None: there is no way."""
+        """The ids of a prefilled answer, after the generation prompt; None if impossible."""
         return None
 
     @abstractmethod
     def spelling(self, id: int) -> bytes:
-        """What one id stands for, control tokens spelt out."""
+        """The bytes of one id, with control tokens spelled out."""
 
     @abstractmethod
     def parser(

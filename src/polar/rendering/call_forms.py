@@ -1,7 +1,7 @@
-"""The forms in which model families write calls, and which of them a template writes.
+"""The forms of calls of model families, and which one a template uses.
 
-Only `hermes` is read while it streams. Of the others, what follows the opening is held until the turn is over
-and read whole; what cannot be read stays content.
+Only `hermes` is parsed while streaming. In the others, text after the opening is held until the turn ends and
+then parsed as a whole; if that fails, it stays content.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ FORM_NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """One way of writing calls."""
+    """A form of calls."""
 
     name: str
     opening: str
-    """What begins the first call of a turn; empty where a turn that calls is nothing but calls."""
+    """The text that begins the first call; empty if a turn with calls contains nothing else."""
     read: Callable[[str, Types], Iterator[ToolCall]]
-    """The calls in a text, with the ids that they are written with; ValueError where they cannot be read."""
+    """Parse the calls in a text, with the ids in it; raise ValueError if that fails."""
     other_opening: str = ""
-    """What may stand in place of the opening."""
+    """An alternative to the opening."""
     reads_bare: bool = False
-    """Whether a turn that is nothing but JSON calls too, without an opening."""
+    """Whether a turn of nothing but JSON calls too, without an opening."""
 
     @property
     def openings(self) -> tuple[str, ...]:
         return tuple(filter(None, (self.opening, self.other_opening)))
 
     def calls(self, text: str, tools: Sequence[ToolDefinition]) -> tuple[ToolCall, ...]:
-        """The calls of a turn from its opening on; none where they cannot be read."""
+        """The calls of a turn from its opening; empty if unreadable."""
         types = {tool.name: tool.parameters.get("properties") or {} for tool in tools}
         try:
             return tuple(self.read(text, types))
@@ -60,7 +60,7 @@ class CallForm:
 
 
 class HeldCalls:
-    """Splits text into content and calls, which come when the turn is over."""
+    """Splits text into content and calls; calls come at the end of the turn."""
 
     def __init__(self, form: CallForm, tools: Sequence[ToolDefinition]) -> None:
         self._form = form
@@ -95,23 +95,21 @@ class HeldCalls:
         return MessageDelta(text)
 
     def _opening(self) -> int | None:
-        """Where calls may begin."""
+        """Position where calls may begin."""
         may_be_bare = self._form.reads_bare or not self._form.openings
         if may_be_bare and not self._has_text and self._buffer.lstrip()[:1] in tuple("{["):
             return 0
         return self._mark()
 
     def _mark(self) -> int | None:
-        """Where the first opening stands."""
+        """Position of the first opening."""
         found = (self._buffer.find(opening) for opening in self._form.openings)
         return min((start for start in found if start >= 0), default=None)
 
 
 def form_of(turn: str, calls: Sequence[ToolCall], tools: Sequence[ToolDefinition]) -> CallForm | None:
-    """The form in which a template has written these calls, and nothing else, as a turn.
-
-    Never `fenced`, which is how some models write them whatever their template shows.
-    """
+    """The form that a template used for these calls, and nothing else, in a turn. Never `fenced`, which some
+    models use whatever their template shows."""
     forms = (form for form in _forms(turn) if form.name != FENCED)
     return next((form for form in forms if _reads_back(form, turn, calls, tools)), None)
 
@@ -157,13 +155,13 @@ def _hermes(text: str, types: Types) -> Iterator[ToolCall]:
 _FENCE = "```json"
 _OPENINGS = re.compile(f"{OPEN}|{_FENCE}")
 _STRAY = re.compile(r"[\s,}\]]*")
-"""What may stand between calls and after them: small models miscount brackets."""
+"""Text tolerated between and after calls: small models miscount brackets."""
 _VALUE = re.compile(rf"{_STRAY.pattern}(?=[{{\[])")
-"""What may stand before an object or a list."""
+"""Text tolerated before an object or a list."""
 
 
 def _fenced(text: str, types: Types) -> Iterator[ToolCall]:
-    """In the tags of Hermes, or as JSON in Markdown or alone, where it names a function that was offered.
+    """Calls in the tags of Hermes, or as JSON in Markdown or alone, if they name an offered function.
 
     Qwen2.5-Coder is shown the tags by its template, but was hardly trained on them.
     """
@@ -182,16 +180,16 @@ def _fenced(text: str, types: Types) -> Iterator[ToolCall]:
             body = text[more.end() : end]
             calls = _offered(body, types) if is_fence else calls_in(body)
             yield from (replace(call, id="") for call in calls)
-            # Behind the call: what its arguments say is no call, whatever it looks like.
+            # After the call, since its arguments may look like one.
             place = end
             if not is_fence:
                 break
         if is_fence and place == opening.end():
-            raise ValueError("it is no call")
+            raise ValueError("not a call")
 
 
 def _bare(text: str, types: Types) -> Iterator[ToolCall]:
-    """JSON alone: calls one after another, and nothing else."""
+    """Calls as bare JSON, one after another."""
     place = 0
     while more := _VALUE.match(text, place):
         _, place = json.JSONDecoder(strict=False).raw_decode(text, more.end())
@@ -204,26 +202,26 @@ def _offered(body: str, types: Types) -> list[ToolCall]:
     """The calls in a JSON object or list; ValueError if it is anything else."""
     calls = calls_in(body)
     if not calls or any(call.name not in types for call in calls):
-        raise ValueError("it is no call of a function of these")
+        raise ValueError("not a call to an offered function")
     return calls
 
 
 def _xml(text: str, types: Types) -> Iterator[ToolCall]:
-    """As in Qwen3-Coder: `<function=name>`, then `<parameter=name>` for each."""
+    """Qwen3-Coder: `<function=name>`, then `<parameter=name>` for each."""
     for function in re.finditer(r"<function=([^>\n]+)>(.*?)</function>", text, re.DOTALL):
         given = re.findall(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", function[2], re.DOTALL)
-        yield _typed(function[1].strip(), given, types)
+        yield _typed_call(function[1].strip(), given, types)
 
 
 def _glm(text: str, types: Types) -> Iterator[ToolCall]:
-    """As in GLM-4.5: the name, then `<arg_key>` and `<arg_value>` for each parameter."""
+    """GLM-4.5: the name, then `<arg_key>` and `<arg_value>` for each parameter."""
     for call in re.finditer(r"<tool_call>\s*([^\s<{]+)(.*?)</tool_call>", text, re.DOTALL):
         pattern = r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>"
-        yield _typed(call[1], re.findall(pattern, call[2], re.DOTALL), types)
+        yield _typed_call(call[1], re.findall(pattern, call[2], re.DOTALL), types)
 
 
 def _dsml(text: str, types: Types) -> Iterator[ToolCall]:
-    """As in DeepSeek V3.2: `invoke` and `parameter`, which says itself whether its value is text."""
+    """DeepSeek V3.2: `invoke` and `parameter`, which states whether its value is text."""
     for call in re.finditer(r'<｜DSML｜invoke name="([^"]+)">(.*?)</｜DSML｜invoke>', text, re.DOTALL):
         pattern = r'<｜DSML｜parameter name="([^"]+)" string="(\w+)">(.*?)</｜DSML｜parameter>'
         given = re.findall(pattern, call[2], re.DOTALL)
@@ -231,8 +229,8 @@ def _dsml(text: str, types: Types) -> Iterator[ToolCall]:
         yield ToolCall("", call[1], _written(values))
 
 
-def _typed(name: str, given: Sequence[tuple[str, str]], types: Types) -> ToolCall:
-    """A call whose values are written as text: what they are, the tool's parameters say."""
+def _typed_call(name: str, given: Sequence[tuple[str, str]], types: Types) -> ToolCall:
+    """A call with textual values, typed by the tool's parameters."""
     declared = types.get(name, {})
     values = {key: _value(text, declared.get(key)) for key, text in given}
     return ToolCall("", name, _written(values))
@@ -286,7 +284,7 @@ def _headed(head: str, text: str, types: Types) -> Iterator[ToolCall]:
             raise ValueError("arguments must be an object")
         named = found.groupdict()
         yield ToolCall(named.get("id") or "", named["name"], strict_json(text[found.end() : end], arguments))
-        # Behind the arguments: what they say is no call, whatever it looks like.
+        # After the arguments, since they may look like a call.
         found = heads.search(text, end)
 
 
@@ -295,7 +293,7 @@ _KEY = re.compile(r'(?<=[{,])\s*([^\s{}\[\],:"]+)\s*:')
 
 
 def _gemma(text: str, types: Types) -> Iterator[ToolCall]:
-    """As in Gemma 4: JSON whose keys are bare, and whose strings stand between control tokens."""
+    """Gemma 4: JSON with bare keys, and strings between control tokens."""
     for call in re.finditer(r"<\|tool_call>call:([^\s{]+)(?=\{)", text):
         parts = text[call.end() :].split(_QUOTE)
         parts[::2] = [_KEY.sub(r'"\1":', part) for part in parts[::2]]

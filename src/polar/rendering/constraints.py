@@ -1,8 +1,7 @@
-"""What tool choice and output format ask of the sampled text, as a grammar that engines enforce.
+"""Turns tool choice and output format into a grammar that engines enforce.
 
-A constraint is built only where the request asks for one: the logprobs of a constrained completion are
-those of the masked distribution, which is not the policy's own. A call that the model makes of its own
-accord is therefore never constrained.
+A constraint is built only on request: the logprobs of a constrained completion are of the masked
+distribution, not the policy's own. A call that the model makes freely is therefore never constrained.
 """
 
 from __future__ import annotations
@@ -26,10 +25,7 @@ _NAMED_SCHEMAS = ("properties", "$defs", "definitions")
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What the sampled text must match, in the words that vLLM, SGLang and the embedded engine share.
-
-    Exactly one is set.
-    """
+    """The grammar of the sampled text, for vLLM, SGLang and the embedded engine. Exactly one field is set."""
 
     json_schema: str | None = None
     """A JSON schema as JSON text; `{}` allows any JSON."""
@@ -47,7 +43,7 @@ def constraint_of(request: ChatRequest, form: TurnForm) -> Constraint | None:
     callable_ = [tool for tool in request.tools if not choice.names or tool.name in choice.names]
     match choice.use:
         case ToolUse.REQUIRED:
-            return _tagged(_calls(callable_, form, parallel=choice.parallel), form)
+            return _tag_turn(_calls(callable_, form, parallel=choice.parallel), form)
         case ToolUse.NONE if output is None:
             # Where calls have no known opening, the parser turns them into text (see tool_calls.limited).
             is_needed = bool(request.tools) and form.writes_calls
@@ -57,15 +53,15 @@ def constraint_of(request: ChatRequest, form: TurnForm) -> Constraint | None:
             return _tag(_text_and_calls(callable_, form, parallel=choice.parallel)) if is_narrowed else None
         case ToolUse.AUTO if request.tools:
             calls = _calls(callable_, form, parallel=choice.parallel)
-            return _tagged({"type": "or", "elements": [calls, _json(output)]}, form)
+            return _tag_turn({"type": "or", "elements": [calls, _json(output)]}, form)
         case _:
             if form.thinking is None and form.is_plain:
                 return Constraint(json_schema=_text(_schema(output)))
-            return _tagged(_json(output), form)
+            return _tag_turn(_json(output), form)
 
 
-def _tagged(body: Format, form: TurnForm) -> Constraint:
-    """A whole turn: the thoughts the family may have first, then the body."""
+def _tag_turn(body: Format, form: TurnForm) -> Constraint:
+    """A whole turn: the family's optional thoughts, then the body."""
     if not form.is_plain:
         raise InvalidInput(
             "this model's family cannot be held to a format: its turns have marks of their own"
@@ -130,9 +126,9 @@ def _arguments(tool: ToolDefinition) -> dict[str, Any]:
 
 
 def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A schema whose objects hold what it declares and nothing else, unless it says otherwise.
+    """Close a schema's objects to undeclared fields, unless it says otherwise.
 
-    xgrammar reads every schema so, and a model that may always add one more field rarely comes to an end.
+    xgrammar reads every schema so, and a model that may keep adding fields rarely stops.
     """
     found: dict[str, Any] = dict(schema)
     if isinstance(found.get("properties"), dict) and not found.keys() & {"allOf", "$ref"}:

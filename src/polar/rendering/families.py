@@ -1,7 +1,7 @@
-"""Which renderer a model gets, by what the model is: never by its name or its path.
+"""Chooses a model's renderer by what the model is, never by its name or path.
 
-It is the model's own chat template, where that can be rendered turn by turn. Else families of a package
-render probe conversations, and one whose ids are those of the template is the model's.
+It is the model's own chat template, if that can be rendered turn by turn. Otherwise families of a package
+render probe conversations, and one with the template's ids is chosen.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BY_TEMPLATE = {
     **{"gemma": "<start_of_turn>", "gemma3": "<start_of_turn>", "phi": "<|assistant|>"},
     **{"kimi": "<|im_middle|>", "glm": "[gMASK]", "gpt-oss": "<|channel|>"},
 }
-"""Families that people name and that need no renderer but their template, and what such a template writes."""
+"""Families that need only their template, by the marks it writes."""
 _CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
@@ -60,12 +60,12 @@ def renderer_for(
         directory, tool_form=tool_form, tool_prompt=tool_prompt, keeps_thoughts=keeps_thoughts
     )
     if family is not None or tool_form is not None:
-        return candidates.named(family or TEMPLATE)
-    return candidates.proved(model)
+        return candidates.by_name(family or TEMPLATE)
+    return candidates.prove(model)
 
 
 class _Candidates:
-    """The families that a model may belong to."""
+    """The families that may fit a model."""
 
     def __init__(
         self, directory: Path, *, tool_form: str | None, tool_prompt: bool, keeps_thoughts: bool
@@ -78,11 +78,11 @@ class _Candidates:
         self._tool_prompt = tool_prompt
         self._keeps_thoughts = keeps_thoughts
 
-    def named(self, family: str) -> Renderer:
+    def by_name(self, family: str) -> Renderer:
         from polar.rendering.adapter import INSTALL, PACKAGE_FAMILIES, adapted_renderer, is_installed
 
         if family == TEMPLATE:
-            return _warned_about(self._general())
+            return _warn_about(self._general())
         source = self._template.source if self._template else ""
         if family in _BY_TEMPLATE and (family not in PACKAGE_FAMILIES or _BY_TEMPLATE[family] in source):
             return self._by_template(family)
@@ -90,7 +90,7 @@ class _Candidates:
             known = ", ".join((TEMPLATE, *_BY_TEMPLATE))
             more = "of the package renderers" if is_installed() else f"after {INSTALL}"
             raise InvalidInput(
-                f"engine.renderer: there is no family {family}",
+                f"engine.renderer: unknown family {family}",
                 hint=f"known: {known}; {more}: {', '.join(PACKAGE_FAMILIES)}",
             )
         renderer = adapted_renderer(family, self._tokenizer, keeps_thoughts=self._keeps_thoughts)
@@ -99,7 +99,7 @@ class _Candidates:
         return renderer
 
     def _by_template(self, family: str) -> Renderer:
-        """The model's own template, if it is one of this family's; plain ChatML also where it has none."""
+        """The model's template, if it is of this family; plain ChatML also without one."""
         mark = _BY_TEMPLATE[family]
         if self._template is None and family == "chatml":
             log.warning("the model has no chat template: plain ChatML renders it, as engine.renderer says")
@@ -114,10 +114,10 @@ class _Candidates:
                 f"engine.renderer: the model's chat template is not one of {family}: it never writes {mark}",
                 hint="leave engine.renderer out: the family is found by the template",
             )
-        return _warned_about(self._general())
+        return _warn_about(self._general())
 
-    def proved(self, model: str) -> Renderer:
-        """The template itself, else a family of the package whose ids are the template's."""
+    def prove(self, model: str) -> Renderer:
+        """Use the template itself, else a family of the package with the same ids."""
         if self._template is None:
             raise InvalidInput(
                 f"model {model}: it has no chat template",
@@ -125,18 +125,18 @@ class _Candidates:
             )
         general, why = self._general_or_why()
         if general is not None and general.call_form is not None:
-            return _warned_about(general)
+            return _warn_about(general)
         found: dict[str, list[str]] = {}
         for family, renderer in self._of_package():
             found[family] = self._template.differences(renderer)
             if not found[family]:
-                return self.named(family)
+                return self.by_name(family)
         nearest = min(found, key=lambda family: len(found[family]), default=None)
         if nearest is not None and not _ESSENTIAL.intersection(found[nearest]):
-            return self.named(nearest)
+            return self.by_name(nearest)
         if general is not None:
             # Made again: the others have used the same tokenizer.
-            return _warned_about(self._general())
+            return _warn_about(self._general())
         raise InvalidInput(
             f"model {model}: no renderer gives the ids of its chat template, and {why}",
             hint=_nearest_hint(nearest, found[nearest]) if nearest else _no_family_hint(),
@@ -180,8 +180,8 @@ class _Candidates:
             log.info("the model's tokenizer is not of the families %s", ", ".join(strange))
 
 
-def _warned_about(renderer: TemplateRenderer) -> TemplateRenderer:
-    """The renderer, after the log says what its template lacks."""
+def _warn_about(renderer: TemplateRenderer) -> TemplateRenderer:
+    """Log what the renderer's template lacks."""
     if renderer.call_form is None:
         log.warning("the model's chat template shows no calls: it is offered no tools")
     elif renderer.tools_in_text is not None and not renderer.tools_in_text.describes:

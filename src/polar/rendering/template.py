@@ -55,25 +55,25 @@ PROBES: dict[str, Conversation] = {
     "a call and its result": ((SYSTEM, ASKED, CALLED, SEEN[0]), (LOOK,)),
     "parallel calls": ((ASKED, CALLED_TWICE, *SEEN, ANSWERED, AGAIN), (LOOK,)),
 }
-"""Conversations by what they show."""
+"""Probe conversations by what they show."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessageForm:
-    """How a template takes messages: there is no standard."""
+    """How a template takes messages, for which there is no standard."""
 
     parses_arguments: bool = True
-    """Whether the arguments of calls are objects; else JSON text."""
+    """Whether the arguments of calls are objects, not JSON text."""
     empty: str | None = ""
-    """The content of a turn that is nothing but calls."""
+    """Content of a turn of calls only."""
     thoughts: str = "reasoning_content"
     ids: str = ""
-    """The ids of calls: nine letters for Mistral (`short`), `functions.NAME:0` for Kimi, counted through the
-    conversation (`named`) or through each turn (`indexed`)."""
+    """Form of call ids: nine letters for Mistral (`short`), `functions.NAME:0` for Kimi, counted through the
+    conversation (`named`) or each turn (`indexed`)."""
     hides_text: bool = False
-    """Whether a turn that calls shows its thoughts or its text, and not both."""
+    """Whether a turn with calls shows thoughts or text, but not both."""
     in_parts: bool = False
-    """Whether content is a list of parts, as templates of models that see images may want it."""
+    """Whether content is a list of parts, as for models with images."""
 
     def fields(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         calls = [call for message in messages for call in message.tool_calls]
@@ -112,16 +112,16 @@ _NAMED_ID = re.compile(r"functions\..+:\d+")
 USUAL_FORMS = (MessageForm(), MessageForm(parses_arguments=False), MessageForm(False, empty=None))
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 _FAILURES = (TemplateError, TypeError, ValueError, LookupError, AttributeError, RecursionError)
-"""How a template, or the code in it, says that it has no form for messages."""
+"""Errors of templates for messages that they cannot render."""
 
 
 class ChatTemplate:
-    """The template of a model, and what it makes of the probes."""
+    """A model's template, with the probes it rendered."""
 
     def __init__(self, text: str, directory: Path, tokenizer: Tokenizer) -> None:
         self.source = text
         self.directory = directory
-        self._template = _compiled(text, directory)
+        self._template = _compile(text, directory)
         self._tokens = _named_tokens(directory)
         # Control tokens are spelt out in what a template gives.
         tokenizer.encode_special_tokens = False
@@ -135,7 +135,7 @@ class ChatTemplate:
         return self._expected["tools"] != self._expected["a question"]
 
     def differences(self, renderer: Renderer) -> list[str]:
-        """The probes that the renderer renders in other ids than the template."""
+        """The probes whose ids differ between renderer and template."""
         return [
             what
             for what, expected in self._expected.items()
@@ -144,7 +144,7 @@ class ChatTemplate:
 
     @property
     def forms(self) -> Iterator[MessageForm]:
-        """The forms that it may take messages in, the likeliest first."""
+        """Possible forms of messages, the likeliest first."""
         fields = (name for name in _THOUGHTS if re.search(rf"""[."']{name}\b""", self.source))
         thoughts = next(fields, _THOUGHTS[0])
         for ids in ("", "short", "named", "indexed"):
@@ -153,7 +153,7 @@ class ChatTemplate:
         yield MessageForm(thoughts=thoughts, in_parts=True)
 
     def rendered(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
-        """The prompt as text; Unrenderable where the template has no form for the conversation."""
+        """Render the prompt as text; raise Unrenderable if impossible."""
         try:
             return self._template.render(
                 messages=messages, tools=tools or None, add_generation_prompt=True, **self._tokens
@@ -162,7 +162,7 @@ class ChatTemplate:
             raise Unrenderable(f"this model's template cannot show the conversation: {error}") from None
 
     def _texts(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> Iterator[str]:
-        """The prompt from each of the forms that templates take messages in."""
+        """The prompt in each form that templates accept."""
         for form in USUAL_FORMS:
             with suppress(Unrenderable):
                 yield self.rendered(form.fields(messages), [tool_fields(tool) for tool in tools])
@@ -186,7 +186,7 @@ def read_template(directory: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
 
 
 def message_fields(message: Message) -> dict[str, Any]:
-    """A message in the form that most chat templates read: the arguments of calls are objects."""
+    """Convert to the common form of chat templates, with calls' arguments as objects."""
     fields = openai_message(message) | {"content": message.content}
     for call in fields.get("tool_calls", ()):
         call["function"]["arguments"] = argument_value(call["function"]["arguments"])
@@ -194,7 +194,7 @@ def message_fields(message: Message) -> dict[str, Any]:
 
 
 def openai_message(message: Message) -> dict[str, Any]:
-    """A message as OpenAI's API has it: arguments are text, and a turn of calls alone has no content."""
+    """Convert to OpenAI's form: arguments are text, and a turn of calls alone has no content."""
     has_calls_alone = message.tool_calls and not message.content
     fields: dict[str, Any] = {
         "role": message.role.value,
@@ -215,12 +215,12 @@ def openai_message(message: Message) -> dict[str, Any]:
 
 
 def tool_fields(tool: ToolDefinition) -> dict[str, Any]:
-    """A tool in the form that chat templates read."""
+    """Convert to the form that chat templates expect."""
     function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
     return {"type": "function", "function": function}
 
 
-def _compiled(text: str, directory: Path) -> Template:
+def _compile(text: str, directory: Path) -> Template:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationTag]
     )
@@ -259,7 +259,7 @@ def _raise(message: str) -> NoReturn:
 
 
 def _named_tokens(directory: Path) -> dict[str, str]:
-    """bos_token, eos_token and so on, which templates name."""
+    """Tokens that templates name, such as bos_token."""
     found: dict[str, str] = {}
     for name, token in tokenizer_config(directory).items():
         text = token.get("content") if isinstance(token, dict) else token

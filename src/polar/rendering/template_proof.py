@@ -75,7 +75,7 @@ def proved_renderer(
     tool_prompt: bool,
     keeps_thoughts: bool,
 ) -> TemplateRenderer:
-    """The renderer that the template makes; InvalidInput says which proof failed, and why."""
+    """Build a renderer from the template; raise InvalidInput with the failed proof."""
     if call_form not in (None, *FORM_NAMES):
         raise InvalidInput(
             f"engine.tool_form: there is no {call_form}", hint=f"known: {', '.join(FORM_NAMES)}"
@@ -98,7 +98,7 @@ def proved_renderer(
 
 
 class _Proof:
-    """One form of messages, tried on every probe."""
+    """Tests one form of messages on every probe."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class _Proof:
                 self.failures.append(f"{turn} between {before} and {after}: {why}")
 
     def _as_shown(self, turn: Message) -> Message:
-        """A turn without what the template does not show in its place."""
+        """The turn without the parts that the template hides there."""
         if self.renderer.has_one_call:
             turn = replace(turn, tool_calls=turn.tool_calls[:1])
         return replace(turn, content="") if self.renderer.says_last and turn.tool_calls else turn
@@ -168,7 +168,7 @@ class _Proof:
         turn: Message,
         new: Sequence[Message],
     ) -> str | None:
-        """Why the renderer would be wrong here; None where it is right."""
+        """The mismatch of renderer and template; None if there is none."""
         renderer, roles = self.renderer, {message.role for message in new}
         extension, _ = renderer.after(before, turn, new, tools)
         if extension != self._nearby(turn, new):
@@ -197,7 +197,7 @@ class _Proof:
             return None
 
     def _misread(self, turn: Message, shown: str, ids: Sequence[list[int]]) -> str | None:
-        """How the turn is read back, if it is another one."""
+        """The turn as parsed, if it differs."""
         if turn.content and self.renderer.think_mark + turn.content in shown:
             return None  # text beside a call is shown as a thought, not as it was sampled
         parser = self.renderer.parser((LOOK,), ids[0])
@@ -217,7 +217,7 @@ class _Proof:
         return None if calls == found_calls else f"its calls are read back as {found_calls}"
 
     def _find_thinking(self) -> None:
-        """The marks around thoughts: as they are shown, or those that are usual where they never are."""
+        """Find the marks around thoughts, or assume the usual ones if none are shown."""
         renderer = self.renderer
         prompt, whole = renderer.text((ASKED,)), renderer.text((ASKED, THOUGHT))
         answered = renderer.text((ASKED, ANSWERED))
@@ -239,7 +239,7 @@ class _Proof:
             self._find_thinking_before_calls()
 
     def _find_thinking_before_calls(self) -> None:
-        """The marks around thoughts that are shown only as long as the turn's calls are under way."""
+        """Find the marks around thoughts that are shown only until the turn's calls are done."""
         renderer, thought = self.renderer, THOUGHT_AND_CALLED.reasoning or ""
         with suppress(Unrenderable):
             prompt = renderer.text((ASKED,), (LOOK,))
@@ -258,7 +258,7 @@ class _Proof:
                 )
 
     def _find_end(self) -> None:
-        """The control token that ends a turn of text, and whether white space before it is the turn's own."""
+        """Find the end-of-turn token, and whether white space before it belongs to the turn."""
         renderer = self.renderer
         extension, _ = renderer.after((ASKED,), ANSWERED, (AGAIN,), ())
         end = self._first_control(extension)
@@ -269,7 +269,7 @@ class _Proof:
         )
 
     def _find_calls(self) -> None:
-        """The form of calls, and the control tokens in them."""
+        """Find the form of calls and their control tokens."""
         renderer, (end,) = self.renderer, self._ends
         if self._knows_no_tools:
             system = self._default_system() if self._tool_prompt else ""
@@ -291,7 +291,7 @@ class _Proof:
             renderer.says_last = True
             called = self._as_shown(called)
             whole = renderer.text((ASKED, renderer.stand_in(called), *results), (LOOK,))
-        start, last = _shared(prompt, whole), whole.rfind(MARK)
+        start, last = _shared_length(prompt, whole), whole.rfind(MARK)
         closing = renderer.tokens.control.findall(whole[last : whole.find(results[0].content, last)])
         inside = closing[: closing.index(end)] if end in closing else []
         renderer.call_marks = frozenset(renderer.tokens.control.findall(whole[start:last]) + inside)
@@ -299,8 +299,8 @@ class _Proof:
         self._ends.add(self._first_control(extension))
         whole = renderer.text((ASKED, called, *results), (LOOK,))
         with suppress(Unrenderable):
-            renderer.shows_ids = renderer.text((ASKED, *_renamed(called, *results)), (LOOK,)) != whole
-        turn = whole[_shared(prompt, whole) : len(whole) - len(extension)]
+            renderer.shows_ids = renderer.text((ASKED, *_rename_calls(called, *results)), (LOOK,)) != whole
+        turn = whole[_shared_length(prompt, whole) : len(whole) - len(extension)]
         try:
             said = replace(called, content=ANSWERED.content, reasoning=THOUGHT.reasoning)
             renderer.text((ASKED, said, *results), (LOOK,))
@@ -318,26 +318,26 @@ class _Proof:
         self._check_ids(called, results)
 
     def _check_ids(self, called: Message, results: Sequence[Message]) -> None:
-        """Results must be shown under the ids that their calls are written with, in later turns, too."""
+        """Check that results carry the ids of their calls, in later turns too."""
         earlier = replace(CALLED, tool_calls=(replace(CALLS[0], id="call_9"),))
         messages = (ASKED, earlier, replace(SEEN[0], tool_call_id="call_9"), called, *results)
         written: Sequence[ToolCall] = ()
         with suppress(Unrenderable):
             if self.renderer.calls is not None and self.renderer.shows_ids:
                 written = self.renderer.calls.calls(self.renderer.text(messages), ())
-        given = self.renderer.given_ids(messages)
+        given = self.renderer.call_ids(messages)
         if any(call.id and call.id != id for call, id in zip(written, given, strict=False)):
             raise Unrenderable("calls: results are shown under other ids than their calls")
 
     @property
     def _knows_no_tools(self) -> bool:
-        """Whether all that can be said of tools and calls is text of ours."""
+        """Whether tools and calls can only be shown as text."""
         template = self._template
         is_ours = self._call_form in (None, HERMES)
         return is_ours and not template.shows_tools and "tool_calls" not in template.source
 
     def _default_system(self) -> str:
-        """What the template says in place of a system message."""
+        """The template's default for a missing system message."""
         marked = self.renderer.text((Message(Role.SYSTEM, MARK), ASKED))
         before, shown, after = marked.partition(MARK)
         if not shown:
@@ -366,7 +366,7 @@ class _Proof:
         return self.renderer.tokens.ids(token)[0]
 
     def _ids(self, text: str) -> list[int]:
-        """As the tokenizer takes the whole of a template's text."""
+        """Tokenise a template's text as a whole."""
         self._tokenizer.encode_special_tokens = False
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         self._tokenizer.encode_special_tokens = True
@@ -375,19 +375,19 @@ class _Proof:
 
 _THINK, _THINK_END = "<think>", "</think>"
 _END_OF_TEXT, _RETURN = "<|endoftext|>", "<|return|>"
-"""Ends a document in pre-training: a model that samples it has nothing more to say. Ends a turn of Harmony,
-which its template shows with another end."""
+"""End of text, which a model may sample when it has nothing more to say, and Harmony's end of turn, which its
+template shows otherwise."""
 
 
-def _shared(one: str, other: str) -> int:
-    """How many characters two texts begin with in common, no mark cut in two."""
+def _shared_length(one: str, other: str) -> int:
+    """Length of the common prefix, without splitting a mark."""
     place = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
     cut = re.search(r"<[^<>\s]*$", one[:place])
     return cut.start() if cut else place
 
 
-def _renamed(*messages: Message) -> Iterator[Message]:
-    """The same calls and results under other ids, which every form takes as they are."""
+def _rename_calls(*messages: Message) -> Iterator[Message]:
+    """The same calls and results with ids that every form keeps."""
     names = {call.id: f"functions.x:{7 + number}" for number, call in enumerate(CALLS)}
     for message in messages:
         calls = tuple(replace(call, id=names[call.id]) for call in message.tool_calls)
@@ -401,7 +401,7 @@ def _answers(turn: Message, new: Sequence[Message]) -> tuple[Message, ...]:
 
 
 def _end_ids(directory: Path, tokenizer: Tokenizer) -> list[int]:
-    """The ids that the model's own settings end an answer at, and the end of a text."""
+    """The ids that end an answer by the model's own settings, and the end of text."""
     eos = tokenizer_config(directory).get("eos_token")
     named = tokenizer.token_to_id(eos["content"] if isinstance(eos, dict) else eos) if eos else None
     file = directory / "generation_config.json"

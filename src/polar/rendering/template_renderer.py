@@ -30,15 +30,15 @@ from polar.rendering.turn_parser import ChannelParser, TurnMarks, TurnParser
 TEMPLATE = "template"
 ASKED = Message(Role.USER, "u")
 MARK, THOUGHT_MARK = f"m{token_hex(12)}", f"t{token_hex(12)}"
-"""Stand for what a turn says; nobody can know them and say them too."""
+"""Unguessable placeholders for a turn's text and its thoughts."""
 _OPENING = 16
-"""Ids at the end of a prompt among which the mark of thoughts is, where the prompt has begun them."""
+"""Number of final prompt ids in which an opened thought is looked for."""
 _HIDING = [chr(0xFDD0 + n) for n in range(32)]
-"""Characters that no text has."""
+"""Characters that occur in no text."""
 
 
 class TemplateRenderer(Renderer):
-    """Renders what the template shows; the attributes that say how are set by its proof."""
+    """Renders as the template shows; its proof sets the attributes."""
 
     def __init__(
         self, template: ChatTemplate, form: MessageForm, tokenizer: Tokenizer, *, keeps_thoughts: bool
@@ -52,36 +52,36 @@ class TemplateRenderer(Renderer):
         self.tokens = TemplateText(tokenizer)
         self.raw = RawText(tokenizer)
         self._shown_tools: tuple[Sequence[ToolDefinition], list[dict[str, Any]], bool] = ((), [], False)
-        """The latest tools, their fields, and whether these spell a control token."""
+        """The last tools, their fields, and whether they spell a control token."""
         self.thinking: Thinking | None = None
         self.think_mark = ""
-        """What begins thoughts, in the prompt or in the turn."""
+        """Opening mark of thoughts, in prompt or turn."""
         self.calls: CallForm | None = None
         self.has_one_call = False
-        """Whether the template shows no turn that calls twice."""
+        """Whether a turn has at most one call."""
         self.shows_ids = True
-        """Whether the template shows the ids of calls."""
+        """Whether call ids are shown."""
         self.call_marks: frozenset[str] = frozenset()
-        """Control tokens inside a turn."""
+        """Control tokens in calls."""
         self.says_last = False
-        """Whether the template shows the text of a turn that calls only after the results."""
+        """Whether the text of a turn with calls is shown only after the results."""
         self.tools_in_text: ToolsInText | None = None
-        """How conversations are shown where the template knows no tools."""
+        """Rewrites conversations if the template knows no tools."""
         self.is_plain = False
         self.keeps_space = False
-        """Whether the template shows the white space around an answer."""
+        """Whether white space around an answer is shown."""
         self.rewriting: set[tuple[Role, bool, bool]] = set()
-        """Roles of new messages that may change how the past is shown, by whether there are thoughts in the
-        turn, and before it."""
+        """Roles of new messages that may rewrite history, by whether the turn, and the history, has
+        thoughts."""
         self.extends = keeps_thoughts
-        """Whether some turns stay as they were sampled, by the template or because they are kept."""
+        """Whether some turns remain as sampled."""
         self.far_reaching: set[Role] = set()
-        """Roles of new messages whose form depends on more than the turn before them."""
+        """Roles of new messages whose form depends on more than the previous turn."""
         self._stops: tuple[int, ...] = ()
         self.know_marks(())
 
     def know_marks(self, ends: Iterable[int]) -> None:
-        """Take note of the ids that end turns, after thoughts and calls are known."""
+        """Record the ids that end turns, once thoughts and calls are known."""
         self._stops = tuple(dict.fromkeys(ends))
         inside = [*self.call_marks]
         if self.thinking is not None:
@@ -183,12 +183,12 @@ class TemplateRenderer(Renderer):
         new: Sequence[Message],
         tools: Sequence[ToolDefinition],
     ) -> tuple[str, str]:
-        """What the template writes from the end of a turn on, and what hides control tokens there."""
+        """The template's text after a turn's end, and the characters that hide control tokens in it."""
         text, hiding = self._text([*before, self.stand_in(turn), *new], tools)
         return text[self._end_of_turn(text) :], hiding
 
     def stand_in(self, turn: Message) -> Message:
-        """A turn of the same parts that says nothing of its own."""
+        """A placeholder turn with the same parts."""
         arguments = json.dumps({MARK: MARK})
         calls = tuple(replace(call, arguments=arguments) for call in turn.tool_calls)
         says = not calls or (bool(turn.content) and not self.says_last)
@@ -203,7 +203,7 @@ class TemplateRenderer(Renderer):
         *,
         has_thoughts: bool,
     ) -> bool:
-        """Whether the past of a conversation is shown as it was when the turn was sampled."""
+        """Whether history is shown as it was when the turn was sampled."""
         prompt, _ = self._text(before, tools)
         whole, _ = self._text([*before, self.stand_in(turn), *new], tools)
         shown = whole[len(prompt) : self._end_of_turn(whole)]
@@ -221,7 +221,7 @@ class TemplateRenderer(Renderer):
         new: Sequence[Message],
         tools: Sequence[ToolDefinition],
     ) -> bool:
-        """Whether new messages leave the past as it is, or are to leave it."""
+        """Whether new messages keep history unchanged, or should."""
         if self._keeps_thoughts:
             return True
         thinking = self.thinking
@@ -232,7 +232,7 @@ class TemplateRenderer(Renderer):
         return self.shows_alike(before, turn, new, tools, has_thoughts=thought)
 
     def _goes_on(self, turn: Message, new: Sequence[Message]) -> bool:
-        """Whether the template writes new messages into the turn itself, before what ends it."""
+        """Whether new messages continue the turn itself, before its end."""
         if not new or goes_with(turn, new):
             return False  # as the proof has seen
         alone, followed = (self.text([ASKED, self.stand_in(turn), *said]) for said in ((), new))
@@ -240,8 +240,7 @@ class TemplateRenderer(Renderer):
         return next(ends) != next(ends)
 
     def _is_near(self, turn: Message, new: Sequence[Message]) -> bool:
-        """Whether the form of new messages depends on nothing before the turn, such as the call of a result
-        that comes late."""
+        """Whether new messages do not depend on history before the turn, unlike late results."""
         calls = {call.id for call in turn.tool_calls}
         return all(
             message.role not in self.far_reaching and message.tool_call_id in (None, *calls)
@@ -249,7 +248,7 @@ class TemplateRenderer(Renderer):
         )
 
     def _end_of_turn(self, text: str) -> int:
-        """Where the control token stands that ends the turn of the stand-in."""
+        """Position of the end-of-turn token of the placeholder turn."""
         place = text.rfind(MARK)
         found = self.tokens.control.finditer(text, place) if place >= 0 else ()
         end = next((match.start() for match in found if match[0] not in self.call_marks), None)
@@ -258,14 +257,14 @@ class TemplateRenderer(Renderer):
         return end
 
     def _sampled_text(self, ids: IdSequence) -> str:
-        """As far as it must be known: thoughts may be cut short, and some calls name themselves."""
+        """The sampled text, as far as needed: thoughts may be cut short, and some calls have ids."""
         is_needed = self.thinking is not None or (self.calls is not None and self.shows_ids)
         return TextStream(self._vocabulary).feed(map(int, ids)) if is_needed else ""
 
     def _with_written_ids(
         self, turn: Message, new: Sequence[Message], sampled: str
     ) -> tuple[Message, Sequence[Message]]:
-        """Calls and results with the ids that the model has written, where its form has any."""
+        """Replace ids by those that the model wrote, if its form has any."""
         if self.calls is None or not turn.tool_calls or not self.shows_ids:
             return turn, new
         written = self.calls.calls(sampled[max(sampled.find(self.calls.opening), 0) :], ())
@@ -282,20 +281,20 @@ class TemplateRenderer(Renderer):
         return replace(turn, tool_calls=calls), answers
 
     def _unfinished_thought(self, turn: Message, sampled: str) -> list[int]:
-        """What ends thoughts that were cut short."""
+        """Closing mark of thoughts that were cut short."""
         if self.thinking is None or not turn.reasoning or self.thinking.end.strip() in sampled:
             return []
         return self.tokens.ids(self.thinking.end.rstrip())
 
-    def given_ids(self, messages: Sequence[Message]) -> list[str]:
-        """The ids of all calls as the template is given them."""
+    def call_ids(self, messages: Sequence[Message]) -> list[str]:
+        """The ids of all calls in the template's form."""
         return [call["id"] for fields in self._form.fields(messages) for call in fields.get("tool_calls", ())]
 
     def text(self, messages: Sequence[Message], tools: Sequence[ToolDefinition] = ()) -> str:
         return self._text(messages, tools)[0]
 
     def _text(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> tuple[str, str]:
-        """What the template gives, and the character that stands in each spelt control token that is none."""
+        """The rendered text, and the character that hides each spelled control token."""
         if self.tools_in_text is not None:
             messages, tools = self.tools_in_text.rewritten(messages, tools), ()
         fields, (shown_tools, tools_spell) = self._form.fields(messages), self._fields_of(tools)
@@ -305,7 +304,7 @@ class TemplateRenderer(Renderer):
         return self._template.rendered(self._hide(fields, hiding), self._hide(shown_tools, hiding)), hiding
 
     def _fields_of(self, tools: Sequence[ToolDefinition]) -> tuple[list[dict[str, Any]], bool]:
-        """Kept, as all calls of a session offer the same tools."""
+        """Tool fields, cached as a session always offers the same."""
         known, fields, spell = self._shown_tools
         if known is not tools:
             fields = [tool_fields(tool) for tool in tools]
@@ -329,13 +328,13 @@ class TemplateRenderer(Renderer):
 
 
 def goes_with(turn: Message, new: Sequence[Message]) -> bool:
-    """Whether new messages are what a turn leads to: results after calls, else what others say."""
+    """Whether new messages fit the turn: results after calls, otherwise other messages."""
     role = new[0].role
     return role is Role.TOOL if turn.tool_calls else role in (Role.USER, Role.SYSTEM)
 
 
 def _free_mark(said: Any) -> str:
-    """A character that nothing of what is said has."""
+    """A character that occurs in none of the messages."""
     texts = list(_texts(said))
     free = next((mark for mark in _HIDING if not any(mark in text for text in texts)), None)
     if free is None:

@@ -1,7 +1,7 @@
 """A model's tokenizer from its file, what its ids stand for, and the ids of a template's text.
 
 A tokenizer is saved with the truncation and padding of its last use, which is often a fine-tuning. Left
-in force they would cut every long message of a prompt short, and nobody would be told.
+in force they would silently truncate every long message of a prompt.
 
 A harness sends the same system prompt and tools in every session. Templates are tokenised piece by piece,
 between control tokens that no merge crosses; the ids of a piece depend on its text alone, so keeping them by
@@ -24,11 +24,11 @@ from polar.models.completion import Ids
 
 
 def read_tokenizer(file: Path) -> Tokenizer:
-    return unlimited(Tokenizer.from_file(str(file)))
+    return remove_limits(Tokenizer.from_file(str(file)))
 
 
-def unlimited(tokenizer: Tokenizer) -> Tokenizer:
-    """The same tokenizer, which from now on neither cuts texts short nor fills them up."""
+def remove_limits(tokenizer: Tokenizer) -> Tokenizer:
+    """Remove the truncation and padding that a tokenizer file may have."""
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -52,12 +52,13 @@ def is_byte_level(tokenizer: Tokenizer) -> bool:
 
 
 def is_spelt_in_words(tokenizer: Tokenizer) -> bool:
-    """Whether ids are words with marked spaces, else single bytes, as SentencePiece has them."""
+    """Whether ids are words with marked spaces; otherwise single bytes, as in SentencePiece."""
     return "ByteFallback" in repr(tokenizer.decoder)
 
 
 class Vocabulary:
-    """What each id contributes to the text, in bytes; special tokens contribute none but those `spelt`."""
+    """The bytes that each id contributes to a text; special tokens contribute none, except those in
+    `spelt`."""
 
     def __init__(self, tokenizer: Tokenizer, spelt: Collection[str] = ()) -> None:
         self._tokenizer = tokenizer
@@ -76,7 +77,7 @@ class Vocabulary:
         return b"".join(map(self._one, ids))
 
     def spelling(self, id: int) -> bytes:
-        """What one id stands for; special tokens are spelt out."""
+        """The bytes of one id, with special tokens spelled out."""
         return self._spelt.get(id) or self._one(id)
 
     def _one(self, id: int) -> bytes:
@@ -113,17 +114,17 @@ class TextStream:
 
 
 _WORTH_KEEPING = 512
-"""Characters; shorter texts are tokenised as fast as they are found."""
+"""Minimum characters to cache; shorter texts are tokenised as fast as looked up."""
 _ROOM = 16 * 1024 * 1024
-"""Characters kept at most: with their ids about 32 MB of plain text."""
+"""Maximum cached characters: with their ids about 32 MB of plain text."""
 _SEEN = 65_536
-"""How many texts are known to have come once."""
+"""Number of texts remembered as seen once."""
 
 
 class KeptTexts:
-    """Tokenises texts; long ones that come a second time are kept, the latest used longest.
+    """Tokenises texts, and caches long ones when seen again, evicting the least recently used.
 
-    What comes once, such as the result of a tool, is not kept: it would push out what comes again.
+    Texts seen once, such as tool results, are not cached: they would evict recurring ones.
     """
 
     def __init__(self, tokenizer: Tokenizer, room: int = _ROOM) -> None:
@@ -138,7 +139,7 @@ class KeptTexts:
         return self.of_all([text])[0]
 
     def of_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text."""
+        """Tokenise every text."""
         found = [self._known(text) for text in texts]
         new = [text for text, ids in zip(texts, found, strict=True) if ids is None]
         encoded = iter(self._encode(new))
@@ -159,7 +160,7 @@ class KeptTexts:
         if len(texts) == 1:
             made = [self._tokenizer.encode(texts[0], add_special_tokens=False)]
         else:
-            # Without the offsets that nobody reads, which take a fifth of the time.
+            # Without offsets, which are not used and take a fifth of the time.
             made = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         encoded: list[list[int]] = [each.ids for each in made]
         with self._lock:
@@ -185,18 +186,18 @@ class KeptTexts:
 
 
 class TemplateText:
-    """Tokenises what a template gives: control tokens by their ids, all that stands between them as text."""
+    """Tokenises a template's text: control tokens by id, everything between them as text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         added = tokenizer.get_added_tokens_decoder().items()
         self._control = {token.content: (id, token) for id, token in added if token.special}
         longest_first = sorted(self._control, key=len, reverse=True)
         self.control = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
-        """Any control token."""
+        """Matches any control token."""
         self._kept = KeptTexts(tokenizer)
 
     def ids(self, text: str, hiding: str = "") -> list[int]:
-        """The ids of a text; `hiding` was put into what spells control tokens and is none."""
+        """The ids of a text; `hiding` marks text that spells a control token but is not one."""
         pieces: list[str] = []
         controls: list[int] = []
         rest = 0
@@ -219,8 +220,7 @@ class TemplateText:
 
 
 class RawText:
-    """Tokenises texts that no template stands around, as engines do: they spell control tokens themselves,
-    and begin with what the tokenizer puts before every text."""
+    """Tokenises raw texts as engines do: with control tokens, and the tokenizer's prefix."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -234,5 +234,5 @@ class RawText:
         return ids if has_beginning else self._beginning + ids
 
     def has(self, id: int) -> bool:
-        """Whether there is such a token."""
+        """Whether the token exists."""
         return self._tokenizer.id_to_token(id) is not None

@@ -1,4 +1,4 @@
-"""The `<tool_call>` format: how a call is written, and how sampled text is read back while it streams."""
+"""The `<tool_call>` format: writing calls, and parsing them from streamed text."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ CLOSE = "</tool_call>"
 
 _STRICT = json.JSONDecoder()
 _LENIENT = json.JSONDecoder(strict=False)
-"""Small models write raw line breaks inside strings; what they mean is plain."""
+"""Accepts raw line breaks in strings, which small models write."""
 _WHITESPACE = " \t\r\n"
 _STRAY = _WHITESPACE + "}]"
-"""What may stand between a complete call and its closing tag: small models miscount brackets."""
+"""Text tolerated before a closing tag: small models miscount brackets."""
 
 
 def assistant_text(message: Message) -> str:
@@ -29,13 +29,13 @@ def assistant_text(message: Message) -> str:
 
 
 def write_call(name: str, arguments: str) -> str:
-    """A call as the model is asked to write it; `arguments` is JSON text in any spacing."""
+    """Format a call as the model should write it; `arguments` is JSON in any spacing."""
     body = json.dumps({"name": name, "arguments": argument_value(arguments)}, ensure_ascii=False)
     return f"{OPEN}\n{body.encode('utf-8', 'replace').decode()}\n{CLOSE}"
 
 
 def argument_value(arguments: str) -> Any:
-    """What the text of arguments says; itself where it is no JSON."""
+    """Parse arguments; return the text itself if it is not JSON."""
     if not arguments.strip():
         return {}
     try:
@@ -91,7 +91,7 @@ class CallReader:
         return MessageDelta(content="".join(content))
 
     def _step(self, content: list[str], calls: list[ToolCall]) -> bool:
-        """Consume what is certain; False when more text is needed."""
+        """Consume what is certain; return False if more text is needed."""
         match self._state:
             case _CallState.TEXT:
                 return self._read_text(content)
@@ -148,7 +148,7 @@ class CallReader:
 
 
 class _BracketScan:
-    """Finds where a JSON object or list ends, looking at each character once."""
+    """Finds the end of a JSON object or list, reading each character once."""
 
     def __init__(self) -> None:
         self.position = 0
@@ -157,7 +157,7 @@ class _BracketScan:
         self._escaped = False
 
     def advance(self, text: str) -> bool | None:
-        """True: a value ends at `position`; False: none can; None: more text is needed."""
+        """True if a value ends at `position`, False if none can, None if more text is needed."""
         while self.position < len(text):
             character = text[self.position]
             if self._depth == 0 and character not in _WHITESPACE and character not in "{[":
@@ -186,10 +186,8 @@ class _BracketScan:
             self._in_string = False
 
     def _closes(self, text: str, character: str) -> bool:
-        """Whether the closing tag has come before the brackets did.
-
-        Inside a string the tag counts only on a line of its own: the string was never closed.
-        """
+        """Whether the closing tag came before the brackets closed. Inside an unclosed string it counts only
+        on its own line."""
         if character != ">":
             return False
         tag = "\n" + CLOSE if self._in_string else CLOSE
@@ -197,7 +195,7 @@ class _BracketScan:
 
 
 def calls_in(body: str) -> list[ToolCall]:
-    """Each call in a JSON object or list, none if it is no call."""
+    """Parse the calls in a JSON object or list; none if it is not one."""
     text = body.strip()
     try:
         if text.startswith("["):
@@ -211,8 +209,8 @@ def calls_in(body: str) -> list[ToolCall]:
 
 
 def call_of(text: str) -> ToolCall:
-    """A call that is a JSON object, with the id it has there; ValueError if it names no function or its
-    arguments are no object."""
+    """Parse a call with its own id; raise ValueError if it names no function or its arguments are no
+    object."""
     members = {key: (value, raw) for key, value, raw in _members(text)}
     name, _ = members.get("name") or members.get("tool_name") or (None, "")
     if not isinstance(name, str) or not name:
@@ -230,7 +228,7 @@ def call_of(text: str) -> ToolCall:
 
 
 def strict_json(text: str, value: Any) -> str:
-    """The text as it is, where it is JSON to everyone and not only to a lenient reader; else the value's."""
+    """The text itself if it is strict JSON, else its value re-encoded."""
     try:
         _STRICT.decode(text)
     except ValueError:
@@ -239,7 +237,7 @@ def strict_json(text: str, value: Any) -> str:
 
 
 def _members(text: str) -> Iterator[tuple[str, Any, str]]:
-    """Key, value and the value's own text for each member of a JSON object."""
+    """The key, value and source text of each member of a JSON object."""
     if not text.startswith("{"):
         raise ValueError("a call is an object")
     position = _skip(text, 1)
@@ -265,7 +263,7 @@ def _skip(text: str, position: int) -> int:
 
 
 def overlap(text: str, tag: str) -> int:
-    """Length of the longest end of `text` that is a proper beginning of `tag`."""
+    """Length of the longest suffix of `text` that is a proper prefix of `tag`."""
     start = text.find(tag[:1], max(len(text) - len(tag) + 1, 0)) if tag else -1
     while start >= 0 and not tag.startswith(text[start:]):
         start = text.find(tag[:1], start + 1)
@@ -273,11 +271,11 @@ def overlap(text: str, tag: str) -> int:
 
 
 FIRST_CALL_ENDS = f"\n{CLOSE}"
-"""Ends a turn that may hold one call; inside JSON a line break is never raw, so no argument holds it."""
+"""Ends a turn of at most one call; inside JSON a line break is never raw, so no argument contains it."""
 
 
 def limited(parser: ResponseParser, choice: ToolChoice) -> ResponseParser:
-    """The parser, with calls as text where there may be none, and with the first call only where one may."""
+    """Limit a parser to the allowed calls: none, which makes them text, or only the first."""
     if choice.use is not ToolUse.NONE and choice.parallel:
         return parser
     return _LimitedParser(parser, choice)

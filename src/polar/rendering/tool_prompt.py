@@ -41,9 +41,9 @@ class ToolsInText:
     """Rewrites conversations for a template that shows neither tools nor calls."""
 
     describes: bool
-    """Whether tools are described, in words of our own."""
+    """Whether to describe tools in a prompt of ours."""
     default_system: str = ""
-    """What the template says where there is no system message."""
+    """The template's default system message."""
 
     def rewritten(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> list[Message]:
         if not tools or not self.describes:
@@ -56,7 +56,7 @@ class ToolsInText:
 
 
 def _without_tools(messages: Iterable[Message]) -> Iterator[Message]:
-    """Calls as text, and the results that stand together as one message of the user."""
+    """Replace calls by text, and join adjacent results to one user message."""
     for is_result, group in groupby(messages, key=lambda message: message.role is Role.TOOL):
         if is_result:
             results = (f"<tool_response>\n{message.content}\n</tool_response>" for message in group)
@@ -67,7 +67,7 @@ def _without_tools(messages: Iterable[Message]) -> Iterator[Message]:
 
 
 def _section(tools: Sequence[ToolDefinition]) -> str:
-    """What follows the system message when tools are offered."""
+    """The section after the system message if tools are offered."""
     tool = _shown_tool(tools)
     lines = [
         "You can use these tools:",
@@ -98,7 +98,7 @@ def _demonstration(tools: Sequence[ToolDefinition]) -> tuple[Message, ...]:
 
 
 def _shown_tool(tools: Sequence[ToolDefinition]) -> ToolDefinition:
-    """A shell command is the call a small model can best imitate."""
+    """Choose the tool to demonstrate: a shell command is the easiest to imitate."""
     return next((tool for tool in tools if _takes_command(tool)), tools[0])
 
 
@@ -140,7 +140,7 @@ def _first_sentence(text: str) -> str:
 
 
 def _type(schema: Any) -> str:
-    """A JSON schema as the shortest type a reader understands."""
+    """Describe a JSON schema by its shortest type."""
     if not isinstance(schema, dict):
         return "any"
     if isinstance(schema.get("enum"), list):

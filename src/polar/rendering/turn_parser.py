@@ -1,4 +1,4 @@
-"""Reads a sampled turn by the marks that its template writes: thoughts first, then content and calls.
+"""Parses a sampled turn by its template's marks: thoughts, then content and calls.
 
 A turn of Harmony (gpt-oss) is several messages instead, each in a channel.
 """
@@ -19,31 +19,31 @@ from polar.rendering.tool_calls import CallReader, overlap
 
 @dataclass(frozen=True, slots=True)
 class TurnMarks:
-    """What tells the parts of a turn apart."""
+    """The marks between the parts of a turn."""
 
     vocabulary: Vocabulary
     """Spells out the control tokens that are marks."""
     stops: frozenset[int]
     think: str
-    """Begins thoughts, and `end_of_thought` ends them; empty for a family that does not think."""
+    """Begins thoughts, which `end_of_thought` ends; empty for families without thoughts."""
     end_of_thought: str
     calls: CallForm | None
     keeps_space: bool = False
-    """Whether white space around an answer is a part of it."""
+    """Whether white space around an answer belongs to it."""
 
 
 class _Part(Enum):
     BEGIN = auto()
-    """Nothing yet, or what may be the beginning of thoughts."""
+    """Nothing yet, or the possible beginning of thoughts."""
     THOUGHT = auto()
     ANSWER = auto()
     CALL = auto()
-    """In Harmony, where calls are messages of their own."""
+    """Used by Harmony, where calls are separate messages."""
 
 
 class TurnParser(ResponseParser):
     def __init__(self, marks: TurnMarks, tools: Sequence[ToolDefinition], *, has_begun: bool) -> None:
-        """`has_begun`: whether the prompt has begun the thoughts."""
+        """`has_begun`: whether the prompt contains the opening of thoughts."""
         self._stops = marks.stops
         self._text = TextStream(marks.vocabulary)
         self._think, self._end_of_thought = marks.think, marks.end_of_thought
@@ -52,7 +52,7 @@ class TurnParser(ResponseParser):
         if has_begun:
             self._part = _Part.THOUGHT
         self._buffer = ""
-        """What is not told apart yet."""
+        """Text not classified yet."""
         self._thought, self._answer = _Said(), _Said(keeps_space=marks.keeps_space)
         self._thought_tokens = 0
         self._has_ended = False
@@ -75,8 +75,8 @@ class TurnParser(ResponseParser):
         held, self._buffer = self._buffer, ""
         if self._part is _Part.THOUGHT:
             return MessageDelta(rest.content, rest.reasoning + self._thought.feed(held))
-        last = self._answered(held)
-        return rest + last + self._shown(self._reader.finish() if self._reader else MessageDelta())
+        last = self._emit_answer(held)
+        return rest + last + self._emit(self._reader.finish() if self._reader else MessageDelta())
 
     @property
     def reasoning_tokens(self) -> int:
@@ -84,7 +84,7 @@ class TurnParser(ResponseParser):
 
     def _read(self, text: str) -> MessageDelta:
         if self._part is _Part.ANSWER:
-            return self._answered(text)
+            return self._emit_answer(text)
         self._buffer += text
         if self._part is _Part.BEGIN:
             begun = self._buffer.lstrip()
@@ -93,7 +93,7 @@ class TurnParser(ResponseParser):
                     return MessageDelta()
                 self._part = _Part.ANSWER
                 text, self._buffer = self._buffer, ""
-                return self._answered(text)
+                return self._emit_answer(text)
             self._part = _Part.THOUGHT
             self._buffer = begun.removeprefix(self._think)
         end = self._end_of_thought
@@ -103,13 +103,13 @@ class TurnParser(ResponseParser):
             thought, self._buffer = self._buffer[:known], self._buffer[known:]
             return MessageDelta(reasoning=self._thought.feed(thought))
         self._part, self._buffer = _Part.ANSWER, ""
-        said = self._answered(answer)
+        said = self._emit_answer(answer)
         return MessageDelta(said.content, self._thought.feed(thought), said.tool_calls)
 
-    def _answered(self, text: str) -> MessageDelta:
-        return self._shown(self._reader.feed(text) if self._reader else MessageDelta(text))
+    def _emit_answer(self, text: str) -> MessageDelta:
+        return self._emit(self._reader.feed(text) if self._reader else MessageDelta(text))
 
-    def _shown(self, delta: MessageDelta) -> MessageDelta:
+    def _emit(self, delta: MessageDelta) -> MessageDelta:
         return MessageDelta(self._answer.feed(delta.content), tool_calls=delta.tool_calls)
 
 
@@ -118,9 +118,9 @@ _THINKS, _CALLS = re.compile(r"<\|channel\|>\s*analysis"), re.compile(r"\bto=")
 
 
 class ChannelParser(ResponseParser):
-    """Reads the messages of a turn of Harmony: a header, `<|message|>`, a text, and `<|end|>` between them.
+    """Parses the messages of a Harmony turn: a header, `<|message|>`, a text, and `<|end|>` between them.
 
-    What is in the channel `analysis` is thought, what has a recipient is a call, and all else is said.
+    The channel `analysis` contains thoughts, messages with a recipient are calls, and the rest is the answer.
     """
 
     def __init__(self, marks: TurnMarks, tools: Sequence[ToolDefinition]) -> None:
@@ -129,12 +129,12 @@ class ChannelParser(ResponseParser):
         self._part = _Part.BEGIN
         self._text = TextStream(marks.vocabulary)
         self._held = ""
-        """The header of the message under way, and all of a call."""
+        """The header of the current message, and all of a call."""
         self._said: set[_Part] = set()
         self._gap = ""
-        """Stands between two messages that clients see as one text."""
+        """Separates two messages that clients see as one text."""
         self._tokens = self._thought_tokens = 0
-        """Tokens of the message under way, and of thoughts."""
+        """Tokens of the current message, and of thoughts."""
         self._has_ended = False
 
     def feed(self, ids: Sequence[int]) -> MessageDelta:
@@ -148,7 +148,7 @@ class ChannelParser(ResponseParser):
         return delta
 
     def finish(self) -> MessageDelta:
-        return self._closed()
+        return self._close()
 
     @property
     def reasoning_tokens(self) -> int:
@@ -158,7 +158,7 @@ class ChannelParser(ResponseParser):
         spelt = self._marks.vocabulary.spelling(id)
         is_header = self._part is _Part.BEGIN
         if self._has_ended or spelt in (_START, _END) or (spelt == _CHANNEL and not is_header):
-            delta = self._closed()
+            delta = self._close()
             self._held = spelt.decode() if spelt in (_START, _CHANNEL) else ""
             return delta
         delta = self._taken(self._text.feed((id,)))
@@ -167,8 +167,8 @@ class ChannelParser(ResponseParser):
             self._part = _Part.CALL if calls else _Part.THOUGHT if thinks else _Part.ANSWER
         return delta
 
-    def _closed(self) -> MessageDelta:
-        """What was held of the message that is over now."""
+    def _close(self) -> MessageDelta:
+        """End the current message; return its held text."""
         delta = self._taken(self._text.finish())
         if self._part is _Part.CALL:
             calls = self._marks.calls.calls(self._held, self._tools) if self._marks.calls else ()
@@ -195,7 +195,7 @@ class ChannelParser(ResponseParser):
 
 
 class _Said:
-    """Text without the white space that begins or may end it where templates have their own there."""
+    """Strips the white space around answers where templates have their own."""
 
     def __init__(self, *, keeps_space: bool = False) -> None:
         self._keeps_space = keeps_space

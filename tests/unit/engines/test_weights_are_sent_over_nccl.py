@@ -271,7 +271,7 @@ async def test_a_trainer_that_dies_while_it_sends_leaves_an_engine_that_must_be_
         wire.received = asyncio.Event()
         with pytest.raises(EngineDown, match="broken off") as raised:
             await asyncio.wait_for(engine.update_weights(WeightUpdate(1, str(tmp_path))), 30)
-        assert "start it anew" in str(raised.value.hint)
+        assert "restart it" in str(raised.value.hint)
 
 
 async def test_a_trainer_that_says_nothing_more_is_given_up(

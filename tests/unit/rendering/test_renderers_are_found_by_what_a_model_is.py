@@ -114,7 +114,7 @@ def test_the_default_system_message_is_the_template_s_own(tmp_path: Path) -> Non
 
 
 def test_a_family_that_does_not_exist_is_refused_with_those_that_do() -> None:
-    with pytest.raises(InvalidInput, match="there is no family qwen9") as refused:
+    with pytest.raises(InvalidInput, match="unknown family qwen9") as refused:
         renderer_for("x", QWEN25.directory(), family="qwen9")
     assert refused.value.hint is not None
     assert "known: template, chatml" in refused.value.hint
@@ -200,7 +200,7 @@ def test_the_package_is_asked_for_only_where_it_is_absent(
     with pytest.raises(NotInstalled, match="the package renderers is not installed") as named:
         renderer_for("x", QWEN3.directory(), family="qwen3")
     assert named.value.hint == "pip install 'polar-rl[renderers]'"
-    with pytest.raises(InvalidInput, match="there is no family qwen9") as unknown:
+    with pytest.raises(InvalidInput, match="unknown family qwen9") as unknown:
         renderer_for("x", QWEN3.directory(), family="qwen9")
     assert "pip install" in str(unknown.value.hint)
 

@@ -89,11 +89,11 @@ class Step:
         singles = sorted((s for s in segments if len(s.ids) == 1), key=lambda s: s.slot)
         chunks = [s for s in segments if len(s.ids) > 1]
         self.segments = [*singles, *chunks]
-        """In the order of the row; logits come back in this order."""
+        """Segments in row order, which is also the order of the logits."""
         ends = itertools.accumulate(len(s.ids) for s in self.segments)
         wanted = [at for s, end in zip(self.segments, ends, strict=True) for at in range(end - s.logits, end)]
         self.wanted = torch.tensor(wanted, dtype=torch.long, device=device)
-        """Where the tokens stand whose logits are wanted."""
+        """Positions of the tokens whose logits are wanted."""
         self.ids = torch.tensor([id for s in self.segments for id in s.ids], device=device)
         positions = [p for s in self.segments for p in range(s.start, s.end)]
         self.positions = torch.tensor(positions, device=device)

@@ -33,7 +33,7 @@ _ANYTHING = r"/(?s:.*)/"
 
 
 class Guide:
-    """Which tokens may come next in one request's text. Belongs to the thread that samples."""
+    """Constrains the next tokens of one request. Belongs to the thread that samples."""
 
     def __init__(self, matcher: LLMatcher, stop_token_ids: Iterable[int]) -> None:
         self._matcher = matcher
@@ -88,9 +88,12 @@ class Grammars:
         tokenizer = self._tokenizer
         marks = {text: id for text, id in self._added.items() if tokenizer.is_special_token(id)}
         if constraint.json_schema is not None:
-            body: Any = {"type": "json_schema", "json_schema": _parsed(constraint.json_schema, "JSON schema")}
+            body: Any = {
+                "type": "json_schema",
+                "json_schema": _parse_json(constraint.json_schema, "JSON schema"),
+            }
         else:
-            tag = _parsed(constraint.structural_tag or "", "structural tag")
+            tag = _parse_json(constraint.structural_tag or "", "structural tag")
             body = tag.get("format") if isinstance(tag, dict) else None
         grammar = LLMatcher.grammar_from_lark(_Lark(marks).grammar(body))
         matcher = LLMatcher(tokenizer, grammar, log_level=0)
@@ -171,14 +174,14 @@ class _Lark:
         mark = next((text for text in self._marks if end.startswith(text)), None)
         if mark is not None:
             return f"{self._terminal(_ANYTHING)} {self._literal(end)}"
-        return self._rule(_ANYTHING, option=f"[suffix={_quoted(end)}]")
+        return self._rule(_ANYTHING, option=f"[suffix={_quote(end)}]")
 
     def _literal(self, text: str) -> str:
         if not self._marks:
-            return _quoted(text)
+            return _quote(text)
         pieces = re.split(f"({'|'.join(map(re.escape, self._marks))})", text)
         return " ".join(
-            f"<[{self._marks[piece]}]>" if piece in self._marks else _quoted(piece)
+            f"<[{self._marks[piece]}]>" if piece in self._marks else _quote(piece)
             for piece in pieces
             if piece
         )
@@ -208,7 +211,7 @@ def _known_formats(schema: Any) -> Any:
             return schema
 
 
-def _parsed(text: str, what: str) -> Any:
+def _parse_json(text: str, what: str) -> Any:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -216,5 +219,5 @@ def _parsed(text: str, what: str) -> Any:
     return value
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)

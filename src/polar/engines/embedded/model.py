@@ -28,7 +28,7 @@ from polar.engines.embedded import attention
 from polar.engines.embedded.attention import AttentionSegment, SlotCache, Step
 from polar.engines.embedded.weights import ensure_model
 from polar.errors import InvalidInput, NotInstalled, PolarError
-from polar.rendering.tokenizer import unlimited
+from polar.rendering.tokenizer import remove_limits
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class SlotModel:
         self.directory = directory
         """Holds the weights that it began with."""
         self.tokenizer = tokenizer
-        self.text_tokenizer: Tokenizer = unlimited(tokenizer.backend_tokenizer)
+        self.text_tokenizer: Tokenizer = remove_limits(tokenizer.backend_tokenizer)
         self.context = context
         self.vocabulary = int(model.get_input_embeddings().weight.shape[0])
         self.eos_token_ids = _eos_token_ids(model, tokenizer)
@@ -117,7 +117,7 @@ def load(settings: EngineSettings) -> SlotModel:
     device = _device(settings)
     dtype = _dtype(settings, device)
     if device.type == "cuda":
-        # cuDNN's attention plans anew for every shape, and hardly two chunks have the same.
+        # cuDNN's attention plans again for every shape, and chunks hardly ever share one.
         torch.backends.cuda.enable_cudnn_sdp(False)
     try:
         config = AutoConfig.from_pretrained(directory)
@@ -266,7 +266,7 @@ def read_weights(
     source = base if path is None else path
     try:
         is_adapter = (source / ADAPTER).is_file()
-        tensors = _merged(_tensors(base), source) if is_adapter else _tensors(source)
+        tensors = _merge_adapter(_tensors(base), source) if is_adapter else _tensors(source)
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise InvalidInput(f"the weights at {source} cannot be read: {error}") from None
     _check(tensors, weights, source)
@@ -284,7 +284,7 @@ def _tensors(source: Path) -> dict[str, torch.Tensor]:
     return found
 
 
-def _merged(tensors: dict[str, torch.Tensor], adapter: Path) -> dict[str, torch.Tensor]:
+def _merge_adapter(tensors: dict[str, torch.Tensor], adapter: Path) -> dict[str, torch.Tensor]:
     """Merge a LoRA adapter, as `peft` saves one, into the weights."""
     config: dict[str, Any] = json.loads((adapter / ADAPTER).read_text())
     unknown = [name for name in ("use_dora", "rank_pattern", "alpha_pattern") if config.get(name)]

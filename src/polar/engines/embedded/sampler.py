@@ -116,7 +116,7 @@ def _inverse_cdf(logprobs: torch.Tensor, uniforms: Sequence[float]) -> torch.Ten
     cumulative = logprobs.double().exp().cumsum(dim=-1)
     total = cumulative[:, -1]
     points = torch.tensor(uniforms, dtype=torch.float64, device=logprobs.device) * total
-    # Rounding may reach the total itself, behind which there is no token of positive probability.
+    # Rounding may reach the total itself, beyond which every token has probability zero.
     points = torch.minimum(points, torch.nextafter(total, torch.zeros_like(total)))
     return torch.searchsorted(cumulative, points[:, None], right=True)[:, 0].clamp(max=logprobs.shape[1] - 1)
 

@@ -34,7 +34,7 @@ WORTH_WAITING_FOR = 16
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """How many prompt tokens a step computes."""
+    """Prompt tokens computed per step."""
 
     shared: int
     """While requests decode: each of them waits this long for its next token."""
@@ -81,7 +81,7 @@ class Sampled:
     stop_reason: str | int | None = None
     """The stop string or stop token that ended the request."""
     prompt_logprobs: list[float] | None = None
-    """On the first token, if asked for: of every token of the prompt but its first."""
+    """Set on the first token, if requested: logprobs of all prompt tokens but the first."""
 
     def goes_with(self, other: Sampled) -> bool:
         """Whether one answer may carry both: it has one version, and a failure stands alone."""
@@ -124,7 +124,7 @@ class Scheduler:
         self._chunks = chunks or (CPU_CHUNKS if model.is_on_cpu else GPU_CHUNKS)
         self._waiting: deque[tuple[int, Generation]] = deque()
         self._running: dict[int, _Running] = {}
-        """By slot index."""
+        """Running requests by slot index."""
         fitting = SCORED_BYTES // (4 * model.vocabulary)
         self._scored_at_once = max(SCORED_MIN, min(SCORED_MAX, fitting))
         self._prompt_tokens = self._cached_tokens = self._sampled_tokens = 0
@@ -314,14 +314,14 @@ class Slot:
         self.index = index
         self.is_free = True
         self.length = 0
-        """How many tokens have their keys and values computed."""
+        """Number of tokens with computed keys and values."""
         self.is_stale = False
         """Whether some were computed with replaced weights: usable for its own request only."""
         self.last_used = 0
         self._tokens: Ids = np.zeros(context, dtype=np.int32)
 
     def shared(self, prompt: Ids) -> int:
-        """How many computed tokens a prompt begins with."""
+        """Length of the prefix that a prompt shares with the computed tokens."""
         return 0 if self.is_stale else common_prefix(self._tokens[: self.length], prompt)
 
     def extend(self, ids: Ids) -> None:

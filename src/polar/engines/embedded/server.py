@@ -52,7 +52,7 @@ from polar.telemetry.readings import Readings, own_families
 log = logging.getLogger(__name__)
 
 _PAUSES = {"keep": PauseMode.KEEP, "wait": PauseMode.DRAIN, "abort": PauseMode.ABORT}
-"""By vLLM's names."""
+"""Pause modes by vLLM's names."""
 MAX_BODY_BYTES = 64 * 1024 * 1024
 B = TypeVar("B", bound=BaseModel)
 
@@ -212,7 +212,7 @@ class EmbeddedServer:
         async with aclosing(self.worker.generate(asked)) as tokens:
             if body.stream:
                 return await _stream(request, self._chunks(answer, tokens, has_usage=body.wants_usage_chunk))
-            sampled = [token async for batch in _checked(tokens) for token in batch]
+            sampled = [token async for batch in _raise_failures(tokens) for token in batch]
         usage = answer.usage(len(sampled), sampled[-1].cached_tokens)
         return _json(answer.whole(self._tokens(sampled, asked.prompt_ids)) | {"usage": usage})
 
@@ -220,7 +220,7 @@ class EmbeddedServer:
         self, answer: WireAnswer, tokens: AsyncIterator[list[Sampled]], *, has_usage: bool
     ) -> AsyncIterator[dict[str, Any]]:
         cached, count = 0, 0
-        async for sampled in _checked(tokens):
+        async for sampled in _raise_failures(tokens):
             for chunk in answer.chunks(self._tokens(sampled, answer.prompt_ids), is_first=count == 0):
                 yield chunk
             cached, count = sampled[0].cached_tokens, count + len(sampled)
@@ -266,7 +266,7 @@ def listen(host: str, port: int) -> socket.socket:
     return bound
 
 
-async def _checked(tokens: AsyncIterator[list[Sampled]]) -> AsyncIterator[list[Sampled]]:
+async def _raise_failures(tokens: AsyncIterator[list[Sampled]]) -> AsyncIterator[list[Sampled]]:
     async for batch in tokens:
         if batch[0].finish_reason is FinishReason.ERROR:
             raise BadRequest("the engine failed while it computed this request", status=500)
@@ -311,7 +311,7 @@ async def _errors_as_json(
     except web.HTTPException as error:
         return _json(error_body(BadRequest(error.reason, status=error.status)), status=error.status)
     except ConnectionError:
-        # The client went away in the middle of a stream; nobody is left to answer.
+        # The client disconnected during a stream.
         raise
     except Exception:
         log.exception("%s %s failed", request.method, request.path)

@@ -34,7 +34,7 @@ _ANY_OBJECT = Constraint(json_schema='{"type": "object"}')
 
 
 class StructuredOutputs(BaseModel):
-    """What the sampled text must match; vLLM's other kinds (regex, choice, grammar) are refused."""
+    """Constraints on the sampled text; vLLM's other kinds (regex, choice, grammar) are refused."""
 
     model_config = ConfigDict(extra="forbid")
 
