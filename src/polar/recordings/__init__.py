@@ -1,1 +1,1 @@
-"""What is recorded of a session: its token tree, the capture it grows in, the recording it becomes."""
+"""The recording of a session: its token tree, the growing capture, and the final recording."""

@@ -42,7 +42,7 @@ _COMMON_WORDS = zstandard.ZstdCompressionDict(
     b'"name":null}],"tools":"","lengths":[',
     dict_type=zstandard.DICT_TYPE_RAWCONTENT,
 )
-"""What records have in common; part of the format, so it changes only with VERSION."""
+"""Common text of records, to prime compression; part of the format, so it changes only with VERSION."""
 
 _LEVEL = -1
 """Up to a third larger than by default, in two thirds of the time: a file is kept only until its session's
@@ -54,7 +54,7 @@ class CaptureError(PolarError):
 
 
 class CaptureUnwritable(CaptureError):
-    """What a model said cannot be kept."""
+    """An answer that cannot be captured."""
 
 
 class CaptureWriter:
@@ -137,7 +137,7 @@ def _add(reader: TreeReader, payload: bytes) -> None:
 
 
 def _sound_length(path: Path) -> int:
-    """How much of a log to keep when it is opened for appending: all but a torn last record."""
+    """Length of a log up to a torn last record, to append to it."""
     data = path.read_bytes()
     if data and not data.startswith(MAGIC) and not MAGIC.startswith(data):
         raise CaptureError(f"{path}: {_what_else(data)}")
@@ -156,7 +156,7 @@ class Stretch(NamedTuple):
     start: int
     end: int
     payload: bytes | None
-    """None: no frame in it is whole."""
+    """The payload; None if the stretch has no sound frame."""
 
 
 class _Codecs(threading.local):
@@ -208,7 +208,7 @@ def _sound(data: bytes, offset: int) -> Stretch | None:
 
 
 def _next_sound(data: bytes, start: int) -> int | None:
-    """Where the first sound frame at or after `start` begins: only where a compressed payload does."""
+    """Position of the first sound frame at or after `start`, which has a compressed payload."""
     found = data.find(zstandard.FRAME_HEADER, start + _FRAME.size)
     while found >= 0:
         if _sound(data, found - _FRAME.size) is not None:

@@ -36,18 +36,18 @@ class Columns(NamedTuple):
     """The numbers of a completion."""
 
     given: Ids = NO_IDS
-    """What its prompt adds."""
+    """Ids that its prompt adds."""
     sampled: Ids = NO_IDS
     logprobs: Logprobs = NO_IDS.view(np.float32)
     versions: Versions = NO_IDS
     routing: Routing | None = None
-    """Of the last tokens but one, at most as many as it adds: its own last token is computed by whoever
-    follows it, and the last of the completion before it by this one. Where the first who asked the same
-    prompt told none, those of the prompt stand before."""
+    """Experts of its tokens except the last, at most as many as it adds: its own last token is computed by
+    its successor, and its predecessor's by this one. The prompt's come first if the first request of the same
+    prompt reported none."""
 
 
 class Record(NamedTuple):
-    """A completion as what it adds, or tools that completions were offered, which have no numbers."""
+    """A completion as a delta, or the tools offered to completions, which have no numbers."""
 
     document: dict[str, Any]
     numbers: Columns = Columns()
@@ -57,7 +57,7 @@ _PLAIN = (
     *("id", "follows", "response", "finish_reason", "dialect", "asked", "used"),
     *("started_at", "first_token_at", "ended_at", "untrainable", "extra"),
 )
-"""The fields of a completion that are written as they are."""
+"""Fields of a completion that are stored unchanged."""
 
 
 class TreeWriter:
@@ -65,17 +65,17 @@ class TreeWriter:
 
     def __init__(self) -> None:
         self._names: list[str] = []
-        """Of the completions that were written."""
+        """Names of the written completions."""
         self._lacking: list[int] = []
-        """Of how many tokens each of them was given and told no experts of."""
+        """Number of prompt tokens without experts, by completion."""
         self._known_tools: set[str] = set()
         self._latest_tools: tuple[tuple[ToolDefinition, ...], str | None] = ((), None)
 
     def records(self, completion: Completion, link: Link, known: Sequence[Message]) -> Iterator[Record]:
-        """The record of a completion, after one of its tools where they are new.
+        """Yield the record of a completion, after one of its tools if they are new.
 
-        `known` is what was said up to the completion that it goes on from (`message_base`). A record counts
-        as written once the next is asked for: one that a full disk refused is not referred to.
+        `known` is the conversation up to its predecessor (`message_base`). A record counts as written once
+        the next is requested, so one that a full disk refused is never referenced.
         """
         tools = self._digest(completion.tools)
         if tools is not None and tools not in self._known_tools:
@@ -119,12 +119,12 @@ class TreeWriter:
 
 
 def message_base(link: Link) -> int | None:
-    """The completion whose messages a completion's own begin with."""
+    """The completion whose messages this one's begin with."""
     return link.twin if link.continues is None else link.continues
 
 
 class TreeReader:
-    """Puts a tree together again from the records of its completions, in their order."""
+    """Restores a tree from the records of its completions, in their order."""
 
     def __init__(self) -> None:
         self.faults: list[Fault] = []
@@ -132,13 +132,13 @@ class TreeReader:
         self._places: dict[str, int] = {}
         self._read: list[_Read] = []
         self._asked: tuple[dict[str, Any], Sampling] = ({}, Sampling())
-        """The latest as it was written, and read: most requests of a session ask for the same."""
+        """The last sampling parameters, encoded and decoded: most requests of a session repeat them."""
 
     def fault(self, completion: str | None, problem: str) -> None:
         self.faults.append(Fault(completion=completion, problem=problem))
 
     def add(self, taken: Record) -> None:
-        """Take the next record; ValueError, KeyError or TypeError if it makes no sense."""
+        """Add the next record; raise ValueError, KeyError or TypeError if it is invalid."""
         record, numbers = taken
         if record["record"] == "tools":
             self._tools[record["hash"]] = tuple(ToolDefinition(**tool) for tool in record["tools"])
@@ -169,7 +169,7 @@ class TreeReader:
         return TokenTree(completions, tuple(read.link for read in self._read), tuple(self.faults))
 
     def _link(self, record: dict[str, Any], given: int) -> tuple[Link, str | None]:
-        """The link of a record, and the completion that it hangs on and that is lost."""
+        """The link of a record, and its lost predecessor if there is one."""
         places: list[int | None] = []
         for name in (record["after"], record["continues"]):
             place = self._places.get(name) if name is not None else None
@@ -224,7 +224,7 @@ class TreeReader:
 
 @dataclass(slots=True, eq=False)
 class _Read:
-    """A completion that was read, until its context has stopped growing."""
+    """A decoded completion, until its context stops growing."""
 
     plain: dict[str, Any]
     tools: str | None
@@ -232,9 +232,9 @@ class _Read:
     link: Link
     messages: tuple[Message, ...]
     context: Context | None = None
-    """Holds its prompt; None: it is lost."""
+    """Context of its prompt; None if lost."""
     length: int = 0
-    """Of its prompt."""
+    """Length of its prompt."""
 
 
 def _message(fields: dict[str, Any]) -> Message:
@@ -260,17 +260,17 @@ def _common(one: Sequence[Message], other: Sequence[Message]) -> int:
 
 
 def packed(records: Sequence[Record]) -> bytes:
-    """Records, to be compressed: their documents as JSON, their numbers, then the experts of their tokens.
+    """Encode records for compression: documents as JSON, then numbers, then experts.
 
-    Numbers lie column by column, and byte plane by byte plane: the high bytes of token ids are mostly zero
-    and those of logprobs alike, which a compressor only sees when they stand together.
+    Numbers are stored by column and byte plane: the high bytes of token ids are mostly zero and those of
+    logprobs similar, which a compressor only sees when they are adjacent.
     """
     documents: list[dict[str, Any]] = []
     experts: list[bytes] = []
     for document, (*numbers, routing) in records:
         document = document | {"lengths": [len(array) for array in numbers]}
         if routing is not None:
-            # Little-endian, whoever writes it.
+            # Little-endian on every machine.
             document["routing"] = {"shape": routing.shape, "bytes": routing.itemsize}
             experts.append(routing.astype(f"<u{routing.itemsize}", copy=False).tobytes())
         documents.append(document)
@@ -281,7 +281,8 @@ def packed(records: Sequence[Record]) -> bytes:
 
 
 def unpacked(data: bytes) -> Iterator[Record]:
-    """What `packed` was given; ValueError, KeyError, TypeError or struct.error if it made no such thing."""
+    """Decode the output of `packed`; raise ValueError, KeyError, TypeError or struct.error if it is not
+    one."""
     (length,) = _LENGTH.unpack_from(data)
     offset = _LENGTH.size + length
     documents = orjson.loads(memoryview(data)[_LENGTH.size : offset])

@@ -19,10 +19,8 @@ from polar.models.completion import Ids
 from polar.recordings.tree import Continuation, Link
 
 GENERATION_PROMPT = 16
-"""How many tokens before a sampled span may belong to the template's opening of the turn.
-
-Some templates open a turn in one way when it is generated and in another when it is history.
-"""
+"""Maximum tokens of the template's opening of a turn, before a sampled span. Some templates open generated
+turns differently from past ones."""
 _FIRST_ROOM = 1024
 """Tokens a new context has room for; it doubles as it fills."""
 
@@ -74,14 +72,14 @@ class Turn:
     """Whether the answer ended by itself."""
     link: Link
     shared: int
-    """How many tokens its prompt has in common with the context it continues."""
+    """Length of the prefix that its prompt shares with the context it continues."""
     parent: Turn | None
     """The turn whose prompt and sampled ids its own prompt begins with."""
     context: Context
     prompt_length: int
     prompt_checksum: int
     checksum: int
-    """Of prompt and sampled ids."""
+    """Checksum of prompt and sampled ids."""
 
     @property
     def length(self) -> int:
@@ -89,7 +87,7 @@ class Turn:
 
     @property
     def opening(self) -> int:
-        """Where at the earliest the template's opening of the turn begins: behind the message before it."""
+        """Earliest position of the template's opening of the turn: after the message before it."""
         start = max(self.prompt_length - GENERATION_PROMPT, 0)
         if not self.has_ended or not len(self.sampled_ids):
             return start
@@ -105,7 +103,7 @@ class Turn:
         return np.concatenate([self.prompt_ids(), self.sampled_ids])
 
     def common_prefix(self, ids: Ids) -> int:
-        """How many tokens `ids` and this turn's prompt and sampled ids begin with in common."""
+        """Length of the common prefix of `ids` and this turn's prompt and sampled ids."""
         shared = _common_prefix(ids, self.prompt_ids())
         if shared < self.prompt_length:
             return shared
@@ -128,11 +126,11 @@ class GrowingTree:
         self._turns: list[Turn] = []
         self._by_id: dict[str, Turn] = {}
         self._prompts: dict[tuple[int, int], Turn] = {}
-        """By length and checksum; the first of equal ones."""
+        """Prompts by length and checksum; the first of equal ones."""
         self._contexts: dict[tuple[int, int], Turn] = {}
-        """By length and checksum; the latest of equal ones."""
+        """Contexts by length and checksum; the latest of equal ones."""
         self._lengths: list[int] = []
-        """Of the contexts, in order."""
+        """Sorted lengths of the contexts."""
 
     def prove(
         self,
@@ -179,7 +177,7 @@ class GrowingTree:
         return self._turns[place].messages if place is not None else ()
 
     def _find(self, prompt: Ids, hints: Iterable[str | None]) -> tuple[_Match | None, Turn | None, int]:
-        """What the prompt continues, the first turn with the same prompt, and the prompt's checksum."""
+        """Find the context of a prompt, the first turn with the same prompt, and the prompt's checksum."""
         if not len(prompt):
             return None, None, 0
         match = self._hinted(prompt, hints)
@@ -280,10 +278,10 @@ def has_ended(reason: FinishReason) -> bool:
 
 
 def _end_of_answer(prompt: Ids, match: _Match) -> int | None:
-    """Where in the prompt the re-tokenised answer ends, or None if that cannot be told.
+    """Position in the prompt where the re-tokenised answer ends, or None if unknown.
 
-    An answer that ended by itself ends with the token that ends a turn, which it holds only once; its
-    other tokenisation is taken to be at most twice as long.
+    An answer that ended by itself ends with its only end-of-turn token; another tokenisation is assumed to be
+    at most twice as long.
     """
     start, answer, shared = match.turn.prompt_length, match.turn.sampled_ids, match.shared
     is_single = np.count_nonzero(answer == answer[-1:]) == 1

@@ -39,7 +39,7 @@ class Recording:
 
     tree: TokenTree
     trajectory: Trajectory
-    """Of what was not sound in the capture its stats tell the faults; what was sound is all there."""
+    """Its stats list the unsound parts of the capture; all others are included."""
     result: SessionResult
 
     @property
@@ -48,7 +48,7 @@ class Recording:
 
 
 def encode(tree: TokenTree, trajectory: Trajectory, result: SessionResult) -> bytes:
-    """The file of a session."""
+    """Encode a session's file."""
     writer = TreeWriter()
     records = [Record({"drift": trajectory.drift, "traces": trajectory.traces})]
     for completion, link in zip(tree.completions, tree.links, strict=True):
@@ -62,7 +62,7 @@ def encode(tree: TokenTree, trajectory: Trajectory, result: SessionResult) -> by
 
 
 def decode(data: bytes) -> Recording:
-    """The recording that `encode` made; DamagedRecording if it is not what it was."""
+    """Decode a recording; raise DamagedRecording if it was changed."""
     end = data.find(b"\n", len(MAGIC)) + 1 or len(data)
     result, checksum = _opened_head(data[:end])
     if _checksum(body := data[end:]) != checksum:
@@ -74,7 +74,7 @@ def decode(data: bytes) -> Recording:
 
 
 def read_head(file: BinaryIO | Path) -> SessionResult:
-    """What came of the session, without its tokens: only the beginning of the file is read."""
+    """Read the session's result from the beginning of the file, without tokens."""
     if isinstance(file, Path):
         with file.open("rb") as opened:
             return read_head(opened)
@@ -82,7 +82,7 @@ def read_head(file: BinaryIO | Path) -> SessionResult:
 
 
 def is_recording(path: Path) -> bool:
-    """Whether a file begins as a recording does, of whatever version."""
+    """Whether a file begins like a recording of any version."""
     try:
         with path.open("rb") as file:
             return file.read(len(FAMILY)) == FAMILY
@@ -131,7 +131,7 @@ def _trace(record: dict[str, Any]) -> TraceRef:
 
 
 def _damaged(problem: str) -> DamagedRecording:
-    return DamagedRecording(f"the recording is damaged: {problem}", hint="restore it from a back-up")
+    return DamagedRecording(f"the recording is damaged: {problem}", hint="restore it from a backup")
 
 
 def _checksum(data: bytes) -> bytes:

@@ -1,7 +1,7 @@
 """A session's token tree: which completion extends which, as it was proved when each was committed.
 
 A completion adds two segments at most: what it was newly given, and what it sampled. Its link says which
-segment they follow. Nothing here compares tokens: whoever reads a tree only chooses paths through it.
+segment they follow. Nothing here compares tokens: readers of a tree only choose paths through it.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ class Continuation(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Where a completion's tokens hang in the tree; completions are named by their place in the session."""
+    """Position of a completion's tokens in the tree; completions are named by their index in the session."""
 
     after: int | None = None
     """The completion whose tokens the new ones follow; None: they begin a context."""
     past_answer: bool = False
     """Whether they follow its answer; else they follow its prompt."""
     given: int = 0
-    """How many tokens of the prompt are new: the last ones."""
+    """Number of new tokens at the end of the prompt."""
     continues: int | None = None
     """The completion whose conversation this one goes on with, if any."""
     kind: Continuation | None = None
     """None exactly where it continues nothing."""
     resumes: int | None = None
-    """Of a prompt that drifted: where the answer it holds in other tokens ends, if that can be told."""
+    """End of the answer in a drifted prompt, which contains it in other tokens; None if unknown."""
 
     @property
     def twin(self) -> int | None:
@@ -59,7 +59,7 @@ class Forest:
     sampled: tuple[int | None, ...]
     """Completion → the segment it sampled; None if it sampled nothing."""
     replaced: dict[int, list[int]]
-    """With `realign`: sampled segment → first segments of the prompts that hold it in other tokens."""
+    """With `realign`: the first segments of prompts with other tokens for each sampled segment."""
 
     @property
     def completion_of(self) -> dict[int, int]:
@@ -75,7 +75,7 @@ class TokenTree:
     """One whose context is lost is untrainable and has no prompt ids."""
     links: tuple[Link, ...] = ()
     faults: tuple[Fault, ...] = ()
-    """What is not sound in the file the tree was read from."""
+    """Unsound parts of the file that the tree was read from."""
 
     def forest(self, drift: DriftPolicy = DriftPolicy.FORK) -> Forest:
         """The tree as segments.
@@ -92,7 +92,7 @@ class TokenTree:
 
 
 def lacking_experts(completion: Completion, link: Link) -> int:
-    """Of how many tokens that it was newly given a completion tells no experts: of all, or of none."""
+    """Number of new prompt tokens without experts: all or none."""
     return link.given if completion.routing is None else 0
 
 
