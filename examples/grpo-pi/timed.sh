@@ -4,8 +4,8 @@
 #   OUT=dir sh examples/grpo-pi/timed.sh sft 300           the warm start, and which of its checkpoints is taken
 #   OUT=dir sh examples/grpo-pi/timed.sh grpo 400 0        GRPO with seed 0; again: it goes on
 #   OUT=dir sh examples/grpo-pi/timed.sh curve             the picture and the table of all seeds so far
-# A GRPO call of so many seconds measures the held-out tasks before its first step and after its last, and
-# ends by itself; of these seconds RESERVE (160) are for vLLM's start and these measurements. More words after the seed are passed to `polar train`, for example --steps 100.
+# A timed GRPO call measures the held-out tasks before its first step and after its last, and
+# ends by itself; of its seconds RESERVE (160) are for vLLM's start and these measurements. More words after the seed are passed to `polar train`, for example --steps 100.
 # RUN and SFT name other settings. Everything worth keeping is copied to $OUT while it runs.
 set -u
 [ ! -f .offline/env ] || . .offline/env

@@ -42,7 +42,7 @@ def doctor(
     model: Model = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check this machine, its settings and the engine, and say how to mend what is wrong.
+    """Check this machine, its settings and the engine, and say how to fix problems.
 
     Checks Python, harnesses, sandboxes, ports and disk. Exits with 1 if sessions would fail. Installs nothing
     and changes no engine.

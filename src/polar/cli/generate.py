@@ -27,8 +27,8 @@ Accept = Annotated[
     str,
     typer.Option(
         metavar="CONDITION",
-        help="Condition for accepting a session, over reward, components.NAME, completions, sampled_tokens,"
-        " seconds, agent_end, exit_code and metadata.NAME.",
+        help="Condition for accepting a session, over reward, components.NAME, completions (model calls),"
+        " sampled_tokens, seconds, agent_end, exit_code and metadata.NAME.",
     ),
 ]
 Seed = Annotated[int | None, typer.Option(min=0, help="Seed from which those of all samples derive.")]

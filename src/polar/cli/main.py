@@ -17,7 +17,7 @@ from polar.errors import PolarError
 COMMANDS = {
     "quickstart": "Roll out the example tasks from start to finish.",
     "examples": "Copy the packaged examples here.",
-    "doctor": "Check this machine, its settings and the engine, and say how to mend what is wrong.",
+    "doctor": "Check this machine, its settings and the engine, and say how to fix problems.",
     "serve": "Run the whole system on this machine until Ctrl-C.",
     "top": "Show nodes, pools, throughput, rewards, the policy and the engines, until Ctrl-C.",
     "node": "Join a rollout server and run its sessions on this machine.",

@@ -53,7 +53,7 @@ def session_progress(total: int) -> Iterator[tuple[Console, Callable[[int, str],
         bar = progress.add_task("", total=total, note="")
 
         def update(ended: int, note: str) -> None:
-            # Branches come while sessions end: nobody knows before how many.
+            # The number of branches is only known as sessions end.
             progress.update(bar, completed=ended, total=max(total, ended), note=note)
 
         yield terminal, update

@@ -80,7 +80,7 @@ def update(
 
 @policy.command()
 def resume(as_json: AsJson = False, server: Server = None, token: Token = None) -> None:
-    """End any pause, whoever holds it."""
+    """End any pause, even another holder's."""
     with Client(server, token) as client:
         _print(client.resume_policy(), as_json)
 

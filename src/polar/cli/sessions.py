@@ -152,7 +152,7 @@ def session_table(sessions: Iterable[SessionView]) -> Table:
 
 
 def _note(session: SessionView) -> str:
-    """Where the session came from, if from another one, and how it is."""
+    """The session's origin, if another one, and state."""
     beginning = "" if session.origin is None else _beginning(session.origin)
     return "; ".join(filter(None, (beginning, _state(session))))
 
@@ -172,7 +172,7 @@ def _state(session: SessionView) -> str:
 
 
 def event_table(events: Sequence[SessionEvent]) -> Table:
-    """What happened to one session, and how long it stayed where it was."""
+    """One session's events, and the seconds between them."""
     rows = (
         (
             event.attempt,
@@ -188,7 +188,7 @@ def event_table(events: Sequence[SessionEvent]) -> Table:
 
 
 def cancellation(status: TaskStatus | SessionStatus, sessions: Mapping[SessionStatus, int]) -> str | None:
-    """What to say of a task or session, as it is, that somebody has just cancelled; None: it says it all."""
+    """The message after cancelling a task or session; None if its status says it all."""
     unended = sum(count for status, count in sessions.items() if not status.ended)
     if unended:
         ending = "session is" if unended == 1 else "sessions are"

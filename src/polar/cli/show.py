@@ -166,7 +166,7 @@ def page(
 
 
 def _header(result: SessionResult, full: bool) -> RenderableType:
-    """What came of the session."""
+    """The session's outcome."""
     stats, seconds, verdict = result.stats, result.seconds, result.verdict
     versions = [v for v in (result.policy_version_min, result.policy_version_max) if v is not None]
     reward = None
@@ -217,7 +217,7 @@ def _aside(text: str) -> str:
 
 
 def trained_masks(recording: Recording) -> dict[str, NDArray[np.bool_]]:
-    """Completion id → which of its sampled tokens carry loss in some trace."""
+    """The loss mask of each completion's sampled tokens, by its id."""
     trajectory = recording.trajectory
     trained = {index for ref in trajectory.traces for index in ref.trained}
     runs: dict[str, list[NDArray[np.bool_]]] = {}
@@ -305,7 +305,7 @@ def _facts(completion: Completion, mask: NDArray[np.bool_]) -> Iterator[Renderab
 
 
 def _messages(completion: Completion, parent: Completion | None, full: bool) -> Iterator[RenderableType]:
-    """What the harness said since the parent's answer; everything where there is no parent."""
+    """The messages since the parent's answer; all without a parent."""
     messages = completion.messages
     if parent is not None and len(messages) > len(parent.messages):
         # The message after the parent's request is its own answer, shown there with its tokens.
@@ -315,10 +315,10 @@ def _messages(completion: Completion, parent: Completion | None, full: bool) -> 
         yield _inset(Text(visible(f"tools offered: {names}"), style="dim"), 2)
     for message in messages:
         yield _inset(Text(message.role, style="bold blue"), 2)
-        yield _inset(_text(_said(message), full), 4)
+        yield _inset(_text(_message_text(message), full), 4)
 
 
-def _said(message: Message) -> str:
+def _message_text(message: Message) -> str:
     parts = [message.reasoning and f"(reasoning) {message.reasoning}", message.content]
     parts += [f"→ {call.name}({call.arguments})" for call in message.tool_calls]
     return "\n".join(part for part in parts if part)
@@ -329,7 +329,7 @@ def _response(
 ) -> Iterator[RenderableType]:
     yield _inset(Text("assistant", style="bold green"), 2)
     if tokenizer is None:
-        yield _inset(_text(_said(completion.response), full=True), 4)
+        yield _inset(_text(_message_text(completion.response), full=True), 4)
         yield _inset(Text("(no tokenizer here: this is the parsed message)", style="dim"), 4)
         return
     values: dict[Colour, NDArray[Any]] = {
@@ -375,10 +375,10 @@ def _inset(part: RenderableType, columns: int) -> Padding:
 
 
 def _text(text: str, full: bool) -> Text:
-    return Text(visible(text if full else _folded(text)))
+    return Text(visible(text if full else _fold(text)))
 
 
-def _folded(text: str) -> str:
+def _fold(text: str) -> str:
     lines = text.splitlines()
     kept = "\n".join(lines[:FOLDED_LINES])[:FOLDED_CHARACTERS]
     if len(kept) >= len("\n".join(lines)):

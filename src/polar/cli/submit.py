@@ -22,7 +22,7 @@ from polar.tasksets.files import listing, read_tasks
 
 INTERRUPTED = 130
 REASONS = 10
-"""How many reasons of failures are told; the list of sessions has the others."""
+"""Maximum failure reasons shown; the list of sessions has all."""
 
 Files = Annotated[
     list[Path],
@@ -102,7 +102,7 @@ def _interruptible() -> Iterator[None]:
 
 
 def _submit_all(client: Client, tasks: Sequence[TaskSpec]) -> tuple[list[TaskView], frozenset[str]]:
-    """The tasks as they are stored, and the ids of those that were before."""
+    """Return the tasks as stored, and the ids of those that existed before."""
     views: list[TaskView] = []
     known: set[str] = set()
     try:
@@ -121,7 +121,7 @@ def _follow(client: Client, tasks: Sequence[TaskSpec]) -> list[SessionResult]:
     """Stay until every session of the tasks has ended, with a progress bar if a person is watching."""
     found: list[SessionResult] = []
     with session_progress(sum(task.samples for task in tasks)) as (_, update):
-        # With stale results, which are no longer to be learnt from but have ended like the others.
+        # With stale results: they are too old to learn from, but have ended.
         for page in client.result_pages([task.id for task in tasks], follow=True):
             found += page.results
             rewards = [result.reward for result in found if result.reward is not None]
@@ -144,7 +144,7 @@ def _count(tasks: Sequence[TaskSpec]) -> str:
 
 
 def failures(results: Sequence[SessionResult]) -> str:
-    """How many sessions failed, and the first line of why, the most frequent first; empty if none did."""
+    """Count failed sessions by the first line of their error, most frequent first."""
     failed = (result.error or "" for result in results if result.status is SessionStatus.FAILED)
     reasons = Counter(next(iter(error.strip().splitlines()), "no reason given") for error in failed)
     if not reasons:

@@ -146,7 +146,7 @@ class ChatRequest:
     tools: tuple[ToolDefinition, ...] = ()
     tool_choice: ToolChoice = ToolChoice()
     output: JsonOutput | None = None
-    """None: free text."""
+    """Required format; None for free text."""
     sampling: Sampling = Sampling()
     raw: str | tuple[int, ...] | None = None
     """Text or token ids to continue without a chat template, shown in `messages` for display only; None for a

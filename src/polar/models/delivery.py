@@ -54,7 +54,7 @@ class CaptureGrowth(Frozen):
     """New bytes of a running session's capture, under its lease."""
 
     session_id: Id
-    """Which session."""
+    """Id of the session."""
     key: LeaseKey
     """Key of the node's lease."""
     offset: int = Field(ge=0, lt=2**63)

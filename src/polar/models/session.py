@@ -247,7 +247,7 @@ class SessionResult(Frozen):
     task_id: Id
     """Id of the task."""
     sample: int
-    """From 0."""
+    """Sample number, from 0."""
     attempt: int
     """The attempt that ended it."""
     status: SessionStatus
@@ -313,7 +313,7 @@ class Lease(Frozen):
     """Id of the session."""
     task: TaskSpec
     sample: int
-    """From 0."""
+    """Sample number, from 0."""
     attempt: int
     """Attempt number, from 1."""
     key: LeaseKey

@@ -32,7 +32,7 @@ class TaskView(Frozen):
     sessions: dict[SessionStatus, int] = Field(default_factory=dict)
     """Sessions by status; statuses without one are absent."""
     mean_reward: float | None = None
-    """Over the completed sessions."""
+    """Mean over the completed sessions."""
 
 
 class SessionHead(Frozen):
@@ -43,12 +43,12 @@ class SessionHead(Frozen):
     task_id: Id
     """Id of the task."""
     sample: int
-    """From 0."""
+    """Sample number, from 0."""
     attempt: int
     """Number of attempts so far."""
     status: SessionStatus
     node: str | None = None
-    """Its node, or its last one if it ended; None if it has none."""
+    """Current node, or the last one if it ended; None if it has none."""
     created_at: float
     """Unix seconds."""
     updated_at: float
@@ -132,7 +132,7 @@ class ReplayRequest(Frozen):
     samples_on: bool = False
     """Whether the model answers what is asked after these calls; otherwise the agent is ended there."""
     request_id: Id | None = None
-    """Makes the request idempotent; None always replays anew."""
+    """Makes the request idempotent; None always replays again."""
 
 
 class EventPage(Frozen):
@@ -206,9 +206,9 @@ class SessionBeat(Frozen):
     """One session in a node's heartbeat."""
 
     session_id: Id
-    """Which session."""
+    """Id of the session."""
     key: LeaseKey
-    """Of the node's lease."""
+    """Key of the node's lease."""
     status: SessionStatus
     progress: Progress = Progress()
     entered: tuple[StageEntry, ...] = ()
@@ -234,7 +234,7 @@ class Release(Frozen):
     """A node that shuts down returns an unfinished session; the attempt is not counted."""
 
     key: LeaseKey
-    """Of the node's lease."""
+    """Key of the node's lease."""
 
 
 class Health(Frozen):
@@ -262,7 +262,7 @@ class TaskEnd(Frozen):
     sessions: dict[SessionStatus, int] = Field(default_factory=dict)
     """Ended sessions by status."""
     mean_reward: float | None = None
-    """Over the completed sessions."""
+    """Mean over the completed sessions."""
 
 
 class Notice(Frozen):

@@ -34,13 +34,13 @@ def back_up(data_dir: Path, into: Path) -> None:
                 source.backup(target)
             _copy_files(data_dir, part)
     except (OSError, sqlite3.Error) as error:
-        raise PolarError(f"the back-up {into} could not be made: {error}") from error
+        raise PolarError(f"the backup {into} could not be made: {error}") from error
 
 
 def restore(backup: Path, data_dir: Path) -> None:
-    """Put a back-up into a data directory that has no state yet."""
+    """Put a backup into a data directory that has no state yet."""
     if not (backup / DATABASE).is_file():
-        raise NotFound(f"{backup} is no back-up: it holds no {DATABASE}")
+        raise NotFound(f"{backup} is not a backup: it holds no {DATABASE}")
     if (data_dir / DATABASE).exists():
         raise Conflict(f"{data_dir} has a database already", hint="choose another data_dir, or move it away")
     with closing(sqlite3.connect(backup / DATABASE)) as source:

@@ -83,7 +83,7 @@ def test_damaged_back_up_is_refused_and_nothing_restored() -> None:
     ("arguments", "words"),
     [
         (["backup", "copy"], "there is no database in"),
-        (["restore", "nothing"], "is no back-up"),
+        (["restore", "nothing"], "is not a backup"),
     ],
 )
 def test_wrong_use_is_one_clear_line(arguments: list[str], words: str) -> None:

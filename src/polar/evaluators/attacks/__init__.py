@@ -18,7 +18,7 @@ _HERE = Path(__file__).parent
 
 
 class Kind(StrEnum):
-    """What a task is graded with, and therefore what an attack on it targets."""
+    """The grader of a task, and so the target of an attack on it."""
 
     ANY = "any"
     """Applies to every task."""
@@ -58,17 +58,17 @@ class Exam:
     """A task on which an evaluator shows that work is rewarded and nothing else: its `exams` gives some."""
 
     kind: Kind
-    """What grades it: attacks on that are tried, and in one exam of each evaluator those on every task."""
+    """The grader: attacks on it are tried, and in one exam per evaluator those on every task."""
     options: Mapping[str, Any]
-    """Of the evaluator. Nothing done must be worth 0 with them."""
+    """Options of the evaluator, with which doing nothing must be worth 0."""
     files: Mapping[str, str]
-    """Of the workspace, by path."""
+    """Workspace files by path."""
     solution: str
     """A shell script, run in the workspace, that does the work: worth 1."""
     label: str = ""
     """Tells exams of one evaluator and kind apart."""
     runtime_options: Mapping[str, Any] = field(default_factory=dict)
-    """Of bubblewrap, where the sandbox must have more than a workspace."""
+    """Options of bubblewrap, for sandboxes that need more than a workspace."""
 
 
 def _read_attack(file: Path) -> Attack:
