@@ -95,7 +95,7 @@ class WallClock:
 
     @property
     def left(self) -> float | None:
-        """Seconds; None: without end, or none are counted any more."""
+        """Seconds; None: without end, or no longer counted."""
         if self._timer is None:
             return self._left
         return max(self._timer.when() - asyncio.get_running_loop().time(), 0.0)

@@ -102,7 +102,7 @@ class SessionRow(SessionHead):
     completions: int = 0
     """Model calls so far."""
     left_at: int | None = None
-    """Of a branch that has ended, in its group: after how many of the recorded calls it truly left."""
+    """Number of recorded calls after which an ended branch left them, in its group."""
     sampled_tokens: int = 0
 
 

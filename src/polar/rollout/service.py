@@ -326,7 +326,7 @@ class RolloutService:
         self._captured_bytes = await self.store.captures.size()
         self._metrics.captured_bytes.set(self._captured_bytes)
         if self._captured_bytes >= self._settings.resume_total_bytes:
-            log.warning("captures are not kept any more: server.resume_total_bytes is reached")
+            log.warning("captures are no longer kept: server.resume_total_bytes is reached")
 
     async def _expire_forever(self) -> None:
         lease_seconds = self._settings.lease_seconds
