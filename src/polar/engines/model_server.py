@@ -87,8 +87,8 @@ class ModelServer(HttpEngine):
         """Build the request for a chat."""
 
     @abstractmethod
-    async def _likeliest(self, probe: GenerateRequest) -> float:
-        """Return the logprob of the likeliest next token, as a session would get it."""
+    async def _likeliest(self, probe: GenerateRequest) -> float | None:
+        """Return the logprob of the likeliest next token, as a session would get it; None if not offered."""
 
     async def check(self, mode: Mode = Mode.TOKENS) -> None:
         """Sample one token, as only an answer shows whether ids and logprobs come back."""
@@ -136,6 +136,8 @@ class ModelServer(HttpEngine):
             raise
         except (EngineError, LookupError, TypeError, ValueError, AttributeError) as error:
             log.info("the engine at %s does not show of what its logprobs are: %r", self.url, error)
+            return None
+        if cool is None or hot is None:
             return None
         if abs(cool - hot) > PROBE_TOLERANCE:
             return PROCESSED

@@ -170,11 +170,12 @@ class VllmEngine(ModelServer):
         }
         return _prompt_logprobs(await self._document("/v1/completions", body), ids)
 
-    async def _likeliest(self, probe: GenerateRequest) -> float:
+    async def _likeliest(self, probe: GenerateRequest) -> float | None:
         body = _request_body(probe, await self._served_name()) | {"stream": False}
         del body["stream_options"]
         answer = await self._document("/v1/completions", body)
-        return float(max(answer["choices"][0]["logprobs"]["top_logprobs"][0].values()))
+        likeliest = answer["choices"][0]["logprobs"]["top_logprobs"]
+        return None if likeliest is None else float(max(likeliest[0].values()))
 
     async def _sampled_name(self, session: str = "") -> str:
         """The model name that selects the current weights."""
