@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from polar.models.chat import ToolCall, ToolDefinition
+from polar.models.chat import ToolDefinition
 from polar.rendering.base import MessageDelta, ResponseParser
 from polar.rendering.call_forms import CallForm, HeldCalls
 from polar.rendering.tokenizer import TextStream, Vocabulary
@@ -58,17 +58,18 @@ class TurnParser(ResponseParser):
         self._has_ended = False
 
     def feed(self, ids: Sequence[int]) -> MessageDelta:
-        content, reasoning, calls = "", "", tuple[ToolCall, ...]()
-        for id in ids:
-            if self._has_ended or id in self._stops:
-                self._has_ended = True
-                break
+        delta = MessageDelta()
+        if self._has_ended:
+            return delta
+        end = next((place for place, id in enumerate(ids) if id in self._stops), len(ids))
+        self._has_ended = end < len(ids)
+        for place in range(end):
             before = self._part
-            delta = self._read(self._text.feed((id,)))
+            if before is _Part.ANSWER:  # only thoughts are counted token by token
+                return delta + self._answered(self._text.feed(ids[place:end]))
+            delta += self._read(self._text.feed((ids[place],)))
             self._thought_tokens += _Part.THOUGHT in (before, self._part)
-            content, reasoning = content + delta.content, reasoning + delta.reasoning
-            calls += delta.tool_calls
-        return MessageDelta(content, reasoning, calls)
+        return delta
 
     def finish(self) -> MessageDelta:
         rest = self._read(self._text.finish())
