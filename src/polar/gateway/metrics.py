@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -66,15 +68,18 @@ class GatewayMetrics:
             "polar_gateway_refused", "Requests that were refused.", ["dialect", "reason"], registry=registry
         )
 
+        self._labelled: Callable[..., Any] = cache(lambda metric, *labels: metric.labels(*labels))
+
     def recorded(self, completion: Completion) -> None:
-        dialect = completion.dialect
+        labelled, dialect = self._labelled, completion.dialect
         started = completion.started_at
-        self._call_seconds.labels(dialect).observe(max(completion.ended_at - started, 0.0))
+        labelled(self._call_seconds, dialect).observe(max(completion.ended_at - started, 0.0))
         if completion.first_token_at:
-            self._first_token_seconds.labels(dialect).observe(max(completion.first_token_at - started, 0.0))
-        self._completions.labels(dialect, completion.finish_reason.value).inc()
+            first_seconds = max(completion.first_token_at - started, 0.0)
+            labelled(self._first_token_seconds, dialect).observe(first_seconds)
+        labelled(self._completions, dialect, completion.finish_reason.value).inc()
         for name, counter in self._tokens.items():
-            counter.labels(dialect).inc(getattr(completion, name))
+            labelled(counter, dialect).inc(getattr(completion, name))
 
     def coalesced(self, dialect: str) -> None:
         self._coalesced.labels(dialect).inc()
