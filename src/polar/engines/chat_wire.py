@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -155,7 +154,16 @@ class ChatReader(Reader[ChatChunk]):
         return None
 
     def last(self) -> ChatChunk:
-        return replace(super().last(), usage=self._usage, untrainable=self._why_untrainable())
+        last = super().last()
+        return ChatChunk(
+            last.delta,
+            last.tokens,
+            last.prompt_ids,
+            last.finish_reason,
+            self._usage,
+            last.stop_sequence,
+            self._why_untrainable(),
+        )
 
     def _why_untrainable(self) -> str | None:
         if self._untrainable is not None:

@@ -86,10 +86,9 @@ class PausableEngine:
                 return
 
     async def chat(self, call: ChatCall) -> AsyncGenerator[ChatChunk, None]:
+        """Begin a chat as soon as the door is open; a pause lets it end."""
         await self._wait_until_open()
-        async with aclosing(self._engine.chat(call)) as chunks:
-            async for chunk in chunks:
-                yield chunk
+        return self._engine.chat(call)
 
     async def pause(self, mode: PauseMode) -> None:
         self._open.clear()

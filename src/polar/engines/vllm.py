@@ -97,7 +97,10 @@ class VllmEngine(ModelServer):
         """Identifies this client among others of the same engine."""
         return uuid4().hex[:12]
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+        return self._routed(request) if self._records_routing else super().generate(request)
+
+    async def _routed(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         sampled: list[int] = []
         version, before = None, 0
         async with aclosing(super().generate(request)) as chunks:
@@ -106,7 +109,7 @@ class VllmEngine(ModelServer):
                     version, before = chunk.policy_version, len(sampled)
                 sampled += chunk.ids
                 is_lost = chunk.finish_reason is not None and chunk.routing is None
-                if self._records_routing and is_lost and version == self.policy_version:
+                if is_lost and version == self.policy_version:
                     kept = await self._recover_routing(request, sampled, before)
                     # A pause may have held the question until other weights were there.
                     chunk = replace(chunk, routing=kept if version == self.policy_version else None)

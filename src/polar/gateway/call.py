@@ -87,7 +87,9 @@ class ModelCall:
             choice=self._choice,
             room=generation.room(self.session),
         )
-        generation.sampling = replace(sampling, stop=sampling.stop + generation.own_stops)
+        if generation.own_stops:
+            sampling = replace(sampling, stop=sampling.stop + generation.own_stops)
+        generation.sampling = sampling
 
     async def run(self, send: Send) -> Answer:
         """Sample to the end, sending each delta as it becomes certain; recorded before the last one."""
@@ -211,12 +213,9 @@ class ModelCall:
     ) -> tuple[Message, Usage]:
         tokens, message = self._tokens, self._reply.message
         prompt, follows = self._generation.prompt(tokens.prompt_ids), self._extension.follows
-        usage = tokens.usage(len(prompt.ids), self._generation.reasoning_tokens)
         ended_at, left = time.time(), self.session.clock.left
-        first_at = tokens.first_at or ended_at
-        usage = replace(
-            usage, waited_seconds=first_at - self.started_at, sampling_seconds=ended_at - first_at
-        )
+        reasoning = self._generation.reasoning_tokens
+        usage = tokens.usage(len(prompt.ids), reasoning, started_at=self.started_at, ended_at=ended_at)
         completion = Completion(
             id=self.id,
             index=self.session.recorded,

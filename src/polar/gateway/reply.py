@@ -59,14 +59,19 @@ class SampledTokens:
         """How long prompt and answer are by now, where the engine has told the prompt."""
         return len(self.prompt_ids) + len(self.ids)
 
-    def usage(self, prompt_tokens: int, reasoning_tokens: int) -> Usage:
+    def usage(
+        self, prompt_tokens: int, reasoning_tokens: int, *, started_at: float, ended_at: float
+    ) -> Usage:
         """The counts of what was seen; the engine's own for what it does not show."""
         counted = self._counted or _NO_USAGE
+        first_at = self.first_at or ended_at
         return Usage(
             prompt_tokens or counted.prompt_tokens,
             len(self.ids) or counted.sampled_tokens,
             max(self._cached, counted.cached_tokens),
             counted.reasoning_tokens or reasoning_tokens,
+            first_at - started_at,
+            ended_at - first_at,
         )
 
     @property

@@ -133,7 +133,7 @@ class InFlight:
 
     def _wake(self) -> None:
         self._news.set()
-        self._news = asyncio.Event()
+        self._news.clear()
 
 
 class RequestCoalescer:

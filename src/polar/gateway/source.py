@@ -387,7 +387,7 @@ class _ChatGeneration(AnswerGeneration):
         for is_last_try in (False, True):
             call = ChatCall(request_id, self._request, self.sampling, session)
             try:
-                async with aclosing(self._engine.chat(call)) as chunks:
+                async with aclosing(await self._engine.chat(call)) as chunks:
                     async for chunk in chunks:
                         yield chunk
                 return

@@ -188,7 +188,7 @@ class GrowingTree:
             if found is not None and found.length > (match.shared if match else 0):
                 match = _Match(found, found.length, Continuation.CLEAN)
         twin = self._prompts.get((len(prompt), checksum))
-        if twin is not None and not np.array_equal(prompt, twin.prompt_ids()):
+        if twin is not None and prompt.tobytes() != twin.prompt_ids().tobytes():
             twin = None
         return match, twin, checksum
 
