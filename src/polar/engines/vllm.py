@@ -453,7 +453,8 @@ class _VllmReader(TokenReader):
 
     def read(self, event: dict[str, Any]) -> TokenChunk | None:
         self.raise_error(event)
-        self._read_usage(event.get("usage"))
+        if usage := event.get("usage"):
+            self._read_usage(usage)
         choices = event.get("choices")
         if not choices:
             return None
@@ -493,14 +494,10 @@ class _VllmReader(TokenReader):
         reason = choice.get("finish_reason")
         if reason is not None and reason not in _FINISH:
             raise EngineError(f"the engine ended the completion with {reason!r}")
-        finish = _FINISH[reason] if reason is not None else None
-        return TokenChunk(ids, logprobs, version, finish, routing=self._routing(choice, len(ids)))
+        return TokenChunk(ids, logprobs, version, _FINISH[reason] if reason is not None else None)
 
     def _logprobs(self, told: dict[str, Any]) -> list[Any]:
         return told.get("token_logprobs") or []
-
-    def _routing(self, choice: dict[str, Any], new: int) -> Routing | None:
-        return None
 
 
 class _RoutedReader(_VllmReader):
@@ -516,10 +513,12 @@ class _RoutedReader(_VllmReader):
     def _logprobs(self, told: dict[str, Any]) -> list[Any]:
         return [entry.get("logprob") for entry in told.get("content") or []]
 
-    def _routing(self, choice: dict[str, Any], new: int) -> Routing | None:
-        told = choice.get("routed_experts")
-        rows = self._prompt_rows + self._tokens + new - 1
-        return None if told is None else from_npy(told, rows, self._experts)
+    def _chunk(self, choice: dict[str, Any], version: int) -> TokenChunk:
+        chunk, told = super()._chunk(choice, version), choice.get("routed_experts")
+        if told is None:
+            return chunk
+        rows = self._prompt_rows + self._tokens + len(chunk.ids) - 1
+        return replace(chunk, routing=from_npy(told, rows, self._experts))
 
 
 def _prompt_logprobs(answer: dict[str, Any], ids: list[int]) -> list[float]:
