@@ -124,7 +124,7 @@ class HeldRequest:
 def memory_of(document: bytes) -> int:
     """About how much memory a JSON document takes once it is parsed: many small values take far more
     than their text."""
-    most = sum(map(document.count, (b"{", b"[", b",")))
+    most = len(document) - len(document.translate(None, b"{[,"))
     is_little = _BYTES_PER_VALUE * most <= _LITTLE
     return len(document) + _BYTES_PER_VALUE * (most if is_little else values_in(document))
 
