@@ -44,7 +44,7 @@ from polar.gateway.canonical import in_call_order
 from polar.gateway.http import ClientConnection, go_on, json_answer, kept_alive, read_body
 from polar.gateway.metrics import GatewayMetrics
 from polar.gateway.quota import HeldRequest, memory_of_calls
-from polar.gateway.request_coalescer import InFlight, fingerprint
+from polar.gateway.request_coalescer import Fingerprint, InFlight, fingerprint
 from polar.gateway.session import Session, SessionGrant, SessionRegistry, context_overflow, new_key
 from polar.gateway.source import AnswerSource, ChatSource, TokenSource
 from polar.models.chat import ChatRequest
@@ -277,7 +277,7 @@ class Gateway:
 
     async def _read(
         self, dialect: Dialect, route: Route, request: web.Request, session: Session, held: HeldRequest
-    ) -> tuple[ChatRequest, bytes]:
+    ) -> tuple[ChatRequest, Fingerprint]:
         """The request as it reads with the whole conversation before it, refused if not for our model; and
         the fingerprint by which a retry of it is known."""
         session.refuse_when_over()
