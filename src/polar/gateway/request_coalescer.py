@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ RETRY_COUNT = "x-stainless-retry-count"
 IDEMPOTENCY_KEY = "Idempotency-Key"
 """The header whose value a client repeats when it sends the same request again."""
 
-Fingerprint = tuple[str, str, int, int]
+Fingerprint = Hashable
 """Of a request: its path and idempotency key, and of its body the length and Python's own keyed hash, which
 takes a tenth of the time of a digest and is compared only within this process and session."""
 ChoiceDelta = tuple[int, MessageDelta]

@@ -66,7 +66,7 @@ class TurnParser(ResponseParser):
         for place in range(end):
             before = self._part
             if before is _Part.ANSWER:  # only thoughts are counted token by token
-                return delta + self._answered(self._text.feed(ids[place:end]))
+                return delta + self._emit_answer(self._text.feed(ids[place:end]))
             delta += self._read(self._text.feed((ids[place],)))
             self._thought_tokens += _Part.THOUGHT in (before, self._part)
         return delta

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,8 @@ async def versions(engine: Engine | PausableEngine, mode: str) -> set[int]:
     if mode == "tokens":
         return {chunk.policy_version async for chunk in engine.generate(REQUEST)}
     chat = ChatRequest("", (Message(Role.USER, "Hi"),), stream=True)
-    chunks = [chunk async for chunk in engine.chat(ChatCall("c", chat, Sampling(max_tokens=8)))]
+    begun = engine.chat(ChatCall("c", chat, Sampling(max_tokens=8)))
+    chunks = [chunk async for chunk in (await begun if isinstance(begun, Coroutine) else begun)]
     return {chunk.tokens.policy_version for chunk in chunks if chunk.tokens is not None}
 
 
