@@ -96,3 +96,5 @@ async def test_page_top_and_doctor_agree_on_a_running_system(tmp_path: Path) -> 
     ):
         assert found["engine", name]["level"] == "ok", found["engine", name]
     assert all(finding["fix"] for finding in problems)
+    # An engine that is named is the only one: nothing is said of those that Polar could start.
+    assert not {name for _, name in found} & {"embedded engine", "vLLM"}

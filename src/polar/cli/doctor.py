@@ -70,10 +70,11 @@ async def _findings(config: Path | None, engines: list[str], asked: dict[str, An
 
     settings, finding = doctor.check_settings(config)
     yield finding
+    settings = _with_engine(settings, engines, asked)
     async for found in doctor.findings(settings):
         yield found
     if engines or settings.engine.urls:
-        async for found in doctor.engine_findings(_with_engine(settings, engines, asked), say):
+        async for found in doctor.engine_findings(settings, say):
             yield found
 
 
