@@ -25,8 +25,8 @@ IDEMPOTENCY_KEY = "Idempotency-Key"
 """The header whose value a client repeats when it sends the same request again."""
 
 Fingerprint = Hashable
-"""Of a request: its path and idempotency key, and of its body the length and Python's own keyed hash, which
-takes a tenth of the time of a digest and is compared only within this process and session."""
+"""What is compared of two requests: path, idempotency key, and the body's length and Python's own keyed hash,
+which takes a tenth of the time of a digest and is compared only within this process and session."""
 ChoiceDelta = tuple[int, MessageDelta]
 """Which call of its request a delta comes from, and the delta."""
 

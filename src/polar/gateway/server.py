@@ -62,7 +62,7 @@ log = logging.getLogger(__name__)
 _KEY_PREFIX = "/k/{session_key}"
 """Stands before any address, for harnesses that can be given a base URL but no key."""
 _DEFAULT_DIALECT = "openai_chat"
-"""Whose error shape is used at addresses no dialect has."""
+"""The dialect in whose shape errors are told at addresses no dialect has."""
 _BACKLOG = 128
 """Connections that wait to be accepted."""
 _SESSION = web.RequestKey("session", Session)
@@ -203,7 +203,7 @@ class Gateway:
     def _handler(
         self, routes: Sequence[tuple[Dialect, Route | None]]
     ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        """Of several dialects at one address, the one that claims the request answers; else the first."""
+        """The dialect that claims a request answers it; where several share an address, else the first."""
 
         async def handle(request: web.Request) -> web.StreamResponse:
             claiming = (at for at in routes if at[0].claims(request.headers))

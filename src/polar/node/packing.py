@@ -148,7 +148,7 @@ def _trace_ends(trajectory: Trajectory) -> Iterator[str]:
 
 
 def _version_bounds(tree: TokenTree) -> Iterator[int]:
-    """Of what the session sampled itself, on the way that it went."""
+    """Lowest and highest policy versions of what the session sampled itself, on the way that it went."""
     for completion in tree.completions:
         if len(completion.policy_versions) and not {REPLAYED, SUPERSEDED} & completion.extra.keys():
             yield int(completion.policy_versions.min())

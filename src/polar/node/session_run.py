@@ -88,7 +88,7 @@ class SessionRun:
 
     @property
     def name(self) -> str:
-        """Of this lease's directory and capture; a session that was given back keeps its attempt's number."""
+        """Names this lease's directory and capture; a session given back keeps its attempt's number."""
         return f"{self.lease.session_id}@{self.lease.fencing_token}"
 
     @property

@@ -41,9 +41,9 @@ ADMINS = frozenset({TokenRole.ADMIN})
 SMALL = 4 << 20
 """Bytes of a body with a few fields, or with what a node says of its sessions."""
 LARGE = 64 << 20
-"""Of tasks with their files: read into memory as a whole."""
+"""Bytes of tasks with their files, which are read into memory as a whole."""
 STREAMED = 3 << 30
-"""Of what goes to the disk as it comes: a session may have a GiB of recording and one of artifacts."""
+"""Bytes that go to the disk as they come: a session may have a GiB of recording and one of artifacts."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ GRACE_SECONDS = 5
 """How long requests in flight may take to end when the server closes."""
 
 MAX_HEAD_BYTES = 1 << 20
-"""Of a request's line and headers: the results feed takes many task ids in its query."""
+"""The longest line and headers of a request: the results feed takes many task ids in its query."""
 
 
 class RolloutServer:

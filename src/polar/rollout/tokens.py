@@ -1,4 +1,4 @@
-"""Whose token a request brings: the data directory's own, one of the store, or one of this process.
+"""Tells whose token a request brings: the data directory's, one of the store, or one of this process.
 
 The owner's token, and other secrets, are made at first start in files that only the owner can read.
 """

@@ -21,7 +21,7 @@ from polar.store.store import Store
 M = TypeVar("M", bound=BaseModel)
 
 MOST_JSON_BYTES = 64 << 20
-"""Of all deliveries in a body: they are in memory together."""
+"""The most JSON that all deliveries of a body may have: they are in memory together."""
 MOST_IN_MEMORY = 1 << 18
 """A recording or an archive of more bytes goes to a file as it comes."""
 

@@ -50,7 +50,7 @@ _BROKEN_OFF_SECONDS = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class BlobName:
-    """Whose bytes they are."""
+    """The session whose bytes they are, and the lease under which they were delivered."""
 
     session_id: str
     fencing_token: int

@@ -64,7 +64,7 @@ def waiting(runtime: str, now: float, avoid: Sequence[str] = ()) -> Select[Any]:
 
 
 def _is_due(now: float) -> ColumnElement[bool]:
-    """Of a waiting session whose pause after a failure is over, if it had one.
+    """True of a waiting session whose pause after a failure is over, if it had one.
 
     One that was put back at a time still to come went by a clock that was set back since, and would wait for
     as much longer.
@@ -115,7 +115,7 @@ class LeaseStore(Repository):
 
     @reads
     def find_leased(self, connection: Connection, keys: Sequence[tuple[str, LeaseKey]]) -> list[bool]:
-        """Of each of these sessions, which may be named with several keys: whether it is leased under it."""
+        """Whether each session is leased under the key beside it; one may be named with several keys."""
         query = select(*_HOLD).where(sessions.c.id.in_({id for id, _ in keys}))
         rows = {row.id: row for row in connection.execute(query)}
         return [id in rows and is_held(rows[id], key) for id, key in keys]

@@ -40,10 +40,10 @@ LEASED = frozenset({SessionStatus.INIT, SessionStatus.READY, SessionStatus.RUNNI
 """The statuses of a session that a node holds a lease on."""
 
 IS_OPEN = sessions.c.status.not_in([status for status in SessionStatus if status.ended])
-"""Of a session that has not ended."""
+"""True of a session that has not ended."""
 
 MOST_SESSIONS = 1024
-"""Of one task, branches included."""
+"""How many sessions one task may have, branches included."""
 _LONGEST_PLAIN_TASK_ID = 128 - len(f".{MOST_SESSIONS - 1}")
 
 
@@ -251,7 +251,7 @@ def views() -> Select[Any]:
 
 
 def origin_of(row: Any) -> Origin | None:
-    """Whose recorded answers a stored session begins with."""
+    """The session whose recorded answers a stored one begins with, if there is one."""
     return None if row.origin is None else Origin.model_validate_json(row.origin)
 
 

@@ -29,8 +29,8 @@ BUSY_SECONDS = 30.0
 
 READERS = 4
 READER_CACHE_KIB = 256
-"""Of the file in a reader's own memory. The system has the file in its memory too, and once for all; with the
-2 MiB that SQLite takes by itself a server grew by 8 while its readers came to know the file."""
+"""How much of the file a reader keeps in its own memory. The system has the file in its memory too, and once
+for all; with the 2 MiB that SQLite takes by itself a server grew by 8 while its readers came to know it."""
 MOST_TOGETHER = 64
 """Transactions that may share one commit: the first waits for the last."""
 

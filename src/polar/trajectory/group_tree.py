@@ -79,9 +79,9 @@ class GroupTree:
     def advantages(
         self, rewards: Sequence[float], kind: Advantage, min_std: float | None = None
     ) -> list[float] | None:
-        """Of each stretch, for the rewards of the group's sessions; None where no reward differs.
+        """Each stretch's advantage for the rewards of the group's sessions; None where no reward differs.
 
-        With `min_std` they are divided by the standard deviation of the rewards, as far as it is larger.
+        With `min_std` it is divided by the standard deviation of the rewards, as far as that is larger.
         """
         if not differ([rewards[session] for session in self._leaves]):
             return None
@@ -102,7 +102,7 @@ class GroupTree:
         return here * (first - 1) / ((here - 1) * first)
 
     def _std(self, rewards: Sequence[float], mean: float) -> float:
-        """Of the rewards, each weighted as it is in the root's value."""
+        """The standard deviation of the rewards, each weighted as it is in the root's value."""
         squares = (
             self.stretches[at].share * (rewards[session] - mean) ** 2 for session, at in self._leaves.items()
         )

@@ -25,7 +25,7 @@ TEXT_BYTES = 256 * 1024
 
 
 class RecordingReader:
-    """Of one store. A recording never changes, so one that was decoded stays good."""
+    """Reads the recordings of one store. A recording never changes, so one that was decoded stays good."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

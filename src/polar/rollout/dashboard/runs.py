@@ -14,7 +14,7 @@ FILE = "metrics.jsonl"
 DEPTH = 3
 """How many directories below the given one a run may lie."""
 POINTS = 1000
-"""Of one curve: more than a screen has columns for."""
+"""How many points a curve has at most: more than a screen has columns for."""
 
 
 def runs(directory: Path) -> tuple[RunLine, ...]:
