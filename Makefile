@@ -37,6 +37,9 @@ test-checkpoint: environment-dev ## serve a model of your own from its directory
 test-families: environment-dev ## serve a tiny model with the real tokenizer of each family: tokens mode and a loop of tools (four minutes)
 	@$(BIN)/python -m pytest -s suites/families $(ARGS)
 
+test-branching: environment-dev ## sessions of the seven harnesses are replayed, branched and, after kill -9 of their node, resumed (five minutes)
+	@$(BIN)/python -m pytest -n $(WORKERS) suites/branching $(ARGS)
+
 test-containers: environment-dev ## run sandboxes on real Docker and podman (needs both installed, and root)
 	@$(BIN)/python -m pytest suites/containers $(ARGS)
 

@@ -11,7 +11,7 @@ import asyncio
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -22,48 +22,18 @@ from polar_file_shell.source import FileShell
 
 from benchmarks.report import Row, at_most, report
 from polar.client import AsyncClient
-from polar.engines.base import GenerateRequest
 from polar.models.session import SessionResult
 from polar.models.task import TaskSpec
 from polar.recordings.recording import decode
 from polar.tasksets import rows as tasksets
-from tests.rollouts import MAX_CONTEXT, scripted_call
+from tests.rollouts import MAX_CONTEXT
 from tests.systems import System, system
+from tests.teaching import AGENTS, Agent, Teacher
 
 TASKS = 26
 """One of each family."""
 MOST_MILLISECONDS = 5.0
 LEAST_SHARE = 95.0
-TURN = "<|im_start|>assistant"
-
-Shell = Callable[[str], str]
-"""How a harness's model runs a command."""
-
-
-@dataclass(frozen=True)
-class Agent:
-    """What a teacher must know of a harness."""
-
-    shell: Shell
-    ends_with: str = "Done."
-    options: Mapping[str, Any] | None = None
-
-
-def _tool(name: str, argument: str = "command", **others: Any) -> Shell:
-    return lambda command: scripted_call(name, **{argument: command}, **others)
-
-
-AGENTS = {
-    "claude_code": Agent(_tool("Bash", description="Work"), options={"bare": True}),
-    "codex": Agent(_tool("exec_command", "cmd")),
-    "gemini_cli": Agent(_tool("run_shell_command", description="Work")),
-    "mini_swe_agent": Agent(
-        _tool("bash"), scripted_call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")
-    ),
-    "opencode": Agent(_tool("bash", description="Work")),
-    "pi": Agent(_tool("bash")),
-    "qwen_code": Agent(_tool("run_shell_command", is_background=False, description="Work")),
-}
 
 
 @dataclass(frozen=True)
@@ -85,38 +55,12 @@ def exercises(count: int) -> Iterator[Exercise]:
         yield Exercise({key: value for key, value in row.task.items() if key != "solution"}, commands)
 
 
-class Teacher:
-    """Plays the next command of whichever task a prompt is about."""
-
-    def __init__(
-        self, decode_ids: Callable[[list[int]], str], solutions: list[Exercise], agent: Agent
-    ) -> None:
-        self._decode = decode_ids
-        self._agent = agent
-        self._commands = {one.task["instruction"]: one.commands for one in solutions}
-
-    def answer(self, request: GenerateRequest) -> str:
-        prompt = self._decode([int(id) for id in request.prompt_ids])
-        asked = max(
-            (text for text in self._commands if text in prompt),
-            key=lambda text: (prompt.rindex(text) + len(text), len(text)),
-            default=None,
-        )
-        if asked is None:
-            return self._agent.ends_with
-        turns = prompt[prompt.rindex(asked) :].count(TURN) - 1
-        commands = self._commands[asked]
-        return self._agent.shell(commands[turns]) if turns < len(commands) else self._agent.ends_with
-
-
 async def measure(name: str, agent: Agent, count: int) -> list[Row]:
     given = list(exercises(count))
-    script: list[Any] = []
+    commands = {one.task["instruction"]: one.commands for one in given}
     with tempfile.TemporaryDirectory() as directory:
-        async with system(Path(directory), script, max_context=MAX_CONTEXT) as running:
-            tokenizer = running.engine.tokenizer
-            teacher = Teacher(lambda ids: tokenizer.decode(ids, skip_special_tokens=False), given, agent)
-            running.engine.script.append(teacher.answer)
+        async with system(Path(directory), [], max_context=MAX_CONTEXT) as running:
+            running.engine.script.append(Teacher(running.engine, agent, commands).answer)
             async with running.node():
                 return await _rows(name, agent, given, running)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -39,12 +40,15 @@ def scripted_call(name: str, **arguments: Any) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-def _task(harness: str, runtime: str, instruction: str, options: dict[str, Any]) -> TaskSpec:
+def harness_task(
+    harness: str, runtime: str | dict[str, Any], instruction: str, options: Mapping[str, Any]
+) -> TaskSpec:
+    """A task that is done once hello.txt holds that word."""
     return TaskSpec.model_validate(
         {
             "id": harness,
             "instruction": instruction,
-            "harness": {"name": harness, "options": options},
+            "harness": {"name": harness, "options": dict(options)},
             "runtime": runtime,
             "evaluator": {"name": "command", "options": {"command": "grep -qx hello hello.txt"}},
         }
@@ -62,7 +66,7 @@ async def roll_out(
 ) -> Rollout:
     """Have the harness follow the instruction, with the model playing the script."""
     await require_runtime(runtime)
-    task = _task(harness, runtime, instruction, options or {})
+    task = harness_task(harness, runtime, instruction, options or {})
     async with system(data_dir, script, max_context=MAX_CONTEXT) as running:
         await running.client.submit(task)
         async with running.node():
@@ -72,7 +76,7 @@ async def roll_out(
 async def roll_out_twice(data_dir: Path, harness: str, script: list[str], **options: Any) -> list[Rollout]:
     """As `roll_out`, and then a replay of the same session, which must not ask the engine."""
     await require_runtime("bubblewrap")
-    task = _task(harness, "bubblewrap", INSTRUCTION, options)
+    task = harness_task(harness, "bubblewrap", INSTRUCTION, options)
     async with system(data_dir, script, max_context=MAX_CONTEXT) as running, running.node():
         await running.client.submit(task)
         first = await _rolled_out(running.client, harness)

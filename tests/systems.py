@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,12 +65,13 @@ PY
 
 
 @dataclass(frozen=True)
-class System:
+class Worker:
+    """What a node needs, and its engine."""
+
     client: AsyncClient
     gateway: Gateway
     engine: ScriptedEngine
     data_dir: Path
-    server: RolloutServer
     node_settings: NodeSettings
 
     @asynccontextmanager
@@ -89,6 +91,44 @@ class System:
                 raise error
 
 
+@dataclass(frozen=True)
+class System(Worker):
+    server: RolloutServer
+
+    async def captured(self, session_id: str) -> bytes:
+        """What the server has of a running session's capture."""
+        async with Store.open(self.data_dir) as store:
+            return b"".join([data async for data in store.captures.read(session_id)])
+
+    async def lose_leases(self) -> None:
+        """Another server of the store, an hour later, has not heard of the node for too long."""
+        async with Store.open(self.data_dir, lambda: time.time() + 3600) as later:
+            assert (await later.leases.expire(max_attempts=9)).requeued == 1
+
+
+@asynccontextmanager
+async def worker(
+    data_dir: Path, url: str, script: Sequence[Script], *, max_context: int = 8192, model: str = "scripted"
+) -> AsyncIterator[Worker]:
+    """A client of the server at `url`, and a gateway in front of an engine of its own."""
+    model_dir = ensure_model(DEFAULT_MODEL)
+    tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
+    engine = ScriptedEngine(tokenizer, script, repeat_last=True, max_context=max_context, name=model)
+    renderer = renderer_for("x", model_dir, tool_prompt=True)
+    settings = NodeSettings(
+        init_workers=2,
+        ready_buffer=2,
+        run_slots=4,
+        postrun_workers=2,
+        runtimes=RUNTIMES,
+    )
+    async with (
+        Gateway(GatewaySettings(), engine, renderer, engine.info) as gateway,
+        AsyncClient(url, TOKEN) as client,
+    ):
+        yield Worker(client, gateway, engine, data_dir, settings)
+
+
 @asynccontextmanager
 async def system(
     data_dir: Path,
@@ -98,24 +138,13 @@ async def system(
     model: str = "scripted",
     runs_dir: Path | None = None,
 ) -> AsyncIterator[System]:
-    model_dir = ensure_model(DEFAULT_MODEL)
-    tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
-    engine = ScriptedEngine(tokenizer, script, repeat_last=True, max_context=max_context, name=model)
-    async with AsyncExitStack() as parts:
-        store = await parts.enter_async_context(Store.open(data_dir))
-        server_settings = ServerSettings(port=0, runs_dir=runs_dir, retry_seconds=0.0)
-        server = await parts.enter_async_context(RolloutServer(store, TOKEN, server_settings))
-        renderer = renderer_for("x", model_dir, tool_prompt=True)
-        gateway = await parts.enter_async_context(Gateway(GatewaySettings(), engine, renderer, engine.info))
-        client = await parts.enter_async_context(AsyncClient(server.url, TOKEN))
-        settings = NodeSettings(
-            init_workers=2,
-            ready_buffer=2,
-            run_slots=4,
-            postrun_workers=2,
-            runtimes=RUNTIMES,
-        )
-        yield System(client, gateway, engine, data_dir, server, settings)
+    server_settings = ServerSettings(port=0, runs_dir=runs_dir, retry_seconds=0.0)
+    async with (
+        Store.open(data_dir) as store,
+        RolloutServer(store, TOKEN, server_settings) as server,
+        worker(data_dir, server.url, script, max_context=max_context, model=model) as parts,
+    ):
+        yield System(**vars(parts), server=server)
 
 
 def allow_processes(directory: Path) -> Path:

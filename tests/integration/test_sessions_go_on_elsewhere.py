@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from pathlib import Path
 
 from sqlalchemy import update
@@ -37,18 +36,6 @@ PY
 """A shell agent with four turns."""
 
 
-async def kept(running: System, session_id: str) -> int:
-    """How many bytes of a session's capture the server has."""
-    async with Store.open(running.data_dir) as store:
-        return sum([len(data) async for data in store.captures.read(session_id)])
-
-
-async def lose_leases(running: System) -> None:
-    """Another server of the store, an hour later, has not heard of the node for too long."""
-    async with Store.open(running.data_dir, lambda: time.time() + 3600) as later:
-        assert (await later.leases.expire(max_attempts=9)).requeued == 1
-
-
 async def reached(running: System, session_id: str, status: SessionStatus) -> None:
     async def is_there() -> bool:
         return (await running.client.session(session_id)).status is status
@@ -69,7 +56,7 @@ async def assert_went_on(running: System, result: SessionResult, answers: list[s
     assert (result.replay.divergence_count, result.replay.unused_calls) == (0, 0)
     assert (result.stats.completions, result.stats.excluded) == (len(answers), {})
     assert result.stats.sampled_tokens == result.stats.trainable_tokens
-    assert await kept(running, result.session_id) == 0
+    assert not await running.captured(result.session_id)
 
 
 async def test_a_session_of_a_node_that_is_stopped_goes_on_on_the_next(tmp_path: Path) -> None:
@@ -78,7 +65,7 @@ async def test_a_session_of_a_node_that_is_stopped_goes_on_on_the_next(tmp_path:
         await running.client.submit(shell_task("moved", TURNS))
         async with running.node(name="first"):
             await running.engine.waiting.wait()
-        assert await kept(running, "moved.0") > 0
+        assert await running.captured("moved.0")
         async with running.node(name="second"):
             (result,) = await running.client.wait(["moved"], timeout=120)
         assert result.attempt == 1
@@ -94,7 +81,7 @@ async def test_a_session_whose_node_falls_silent_twice_loses_only_its_calls_in_f
         for _ in range(2):
             await running.engine.waiting.wait()
             running.engine.waiting.clear()
-            await lose_leases(running)
+            await running.lose_leases()
         (result,) = await running.client.wait(["back"], timeout=120)
         assert result.attempt == 1
         await assert_went_on(running, result, ["One.", "Two.", "Three.", "Four."], resumed=2)
@@ -153,7 +140,7 @@ async def test_without_captures_on_the_server_a_session_begins_anew(tmp_path: Pa
         await running.client.submit(shell_task("anew", ASK + ASK))
         async with running.node(name="first", resume_bytes=0):
             await running.engine.waiting.wait()
-        assert await kept(running, "anew.0") == 0
+        assert not await running.captured("anew.0")
         async with running.node(name="second"):
             (result,) = await running.client.wait(["anew"], timeout=120)
     assert (result.status, result.replay, result.stats.completions) == (SessionStatus.COMPLETED, None, 2)
