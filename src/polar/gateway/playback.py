@@ -97,6 +97,7 @@ class Playback:
         attempts = earlier.completions if earlier is not None else ()
         calls = len(tree.completions) if origin.calls is None else origin.calls
         shared, beyond = tree.completions[:calls], tree.completions[calls:]
+        self._is_whole = is_whole
         self._ends_agent = is_whole and not beyond and not origin.samples_on
         self._why_over = (
             f"the first {calls} model calls were replayed" if beyond else "the recording ends here"
@@ -249,11 +250,17 @@ class Playback:
     def _nearest(self, follows: str | None) -> int | None:
         """The recorded completion that was to be asked for now, as far as can be told; None: the request is
         beyond what is replayed."""
+        if not self._is_whole and follows is not None and self._is_last_recorded(follows):
+            return None  # The agent was broken off here, while others may still be given their answers.
         same_turn = [place for place, _ in self._following(follows)]
         place = next((place for place in same_turn if place < self._end), None)
         if self._is_left and follows is None:
             return None
         return place if same_turn or self._is_left else next(self._left(), None)
+
+    def _is_last_recorded(self, turn: str) -> bool:
+        """Whether nothing that was recorded continues a turn, used or not."""
+        return self._stands_for.get(turn, turn) not in self._by_turn
 
     def _given_for_another(self, place: int, prompt: Prompt, follows: str | None, call: int) -> Completion:
         recorded = self._take(place)

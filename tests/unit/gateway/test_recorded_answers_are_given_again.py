@@ -599,3 +599,39 @@ async def test_what_all_attempts_sampled_is_trained_or_left_out_by_name(
     asked_for = [it for it in tree.completions if SUPERSEDED not in it.extra]
     left_out = stats.sampled_tokens - sum(it.sampled_tokens for it in asked_for)
     assert stats.excluded.get(Exclusion.SUPERSEDED_BY_RESUME, 0) == left_out
+
+
+async def two_agents(scene: Scene, helper_turns: int = 1) -> list[str]:
+    """A main agent with two turns, and beside it, after the first of them, a helper; what both were told."""
+    main = [QUESTION, await ask(scene, [QUESTION])]
+    helper: list[Json] = [{"role": "user", "content": "Help."}]
+    for turn in range(helper_turns):
+        helper += [await ask(scene, helper), {"role": "user", "content": f"And {turn}?"}]
+    main.append(await ask(scene, [*main, {"role": "user", "content": "Go on."}]))
+    return [message["content"] for message in (*main, *helper) if message["role"] == "assistant"]
+
+
+@pytest.mark.parametrize("is_resumed", [True, False])
+async def test_a_helper_that_was_broken_off_is_answered_while_others_still_replay(
+    set_scene: SetScene, is_resumed: bool
+) -> None:
+    first = await set_scene(["Main 1.", "Helper 1.", "Main 2."])
+    await two_agents(first)
+    tree = await first.tree()
+    begun = playback(tree, is_whole=False)
+    if is_resumed:
+        begun = Playback(TokenTree(), Origin(session_id="s1"), "s1", earlier=tree)
+    scene = await set_scene([LIVE], playback=begun)
+    assert await two_agents(scene, 2) == ["Main 1.", "Main 2.", "Helper 1.", LIVE]
+    report = report_of(scene)
+    assert report.is_faithful
+    assert report.calls == 3
+    assert len(scene.engine.requests) == 1
+
+
+async def test_a_helper_that_had_ended_and_goes_on_is_a_divergence(set_scene: SetScene) -> None:
+    first = await set_scene(["Main 1.", "Helper 1.", "Main 2."])
+    await two_agents(first)
+    scene = await set_scene([LIVE], playback=playback(await first.tree()))
+    assert await two_agents(scene, 2) == ["Main 1.", "Main 2.", "Helper 1.", LIVE]
+    assert report_of(scene).divergence_count == 1
