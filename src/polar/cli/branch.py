@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import RenderableType
@@ -13,9 +12,9 @@ from rich.padding import Padding
 from rich.text import Text
 
 from polar.cli.options import AsJson, Server, Token
-from polar.cli.output import counted, print_json, print_list, print_parts, say, session_progress, visible
+from polar.cli.output import counted, print_json, print_list, print_parts, visible
 from polar.cli.sessions import session_table
-from polar.cli.submit import INTERRUPTED, failures
+from polar.cli.submit import exit_if_failed, follow, interruptible
 from polar.client import Client
 from polar.errors import Backoff, InvalidInput, retry
 from polar.models.session import Divergence, ReplayReport, SessionResult
@@ -23,6 +22,8 @@ from polar.models.task import OnDivergence
 from polar.models.views import SessionView
 
 T = TypeVar("T")
+
+LEFT = "what was begun goes on. `polar sessions` shows it, and `polar sessions cancel SESSION` ends it"
 
 FOLDED_DIFF = 40
 """Lines of a diff that are shown unless all are asked for."""
@@ -59,20 +60,18 @@ def branch(
 
     Example: polar branch fix-typo.0 --at 3 --samples 4
     """
-    with _interruptible(), Client(server, token) as client:
+    with interruptible(LEFT), Client(server, token) as client:
         ended = client.session(session).result
         if ended is not None and 0 < ended.stats.completions <= at:
             raise InvalidInput(f"--at: must be below {ended.stats.completions}, its number of model calls")
-        request_id = secrets.token_hex(8)
-        added = _asked(
-            lambda: client.branch(session, at, samples, on_divergence=on_divergence, request_id=request_id)
-        )
-        views = _follow(client, added)
+        ways = _ways(on_divergence)
+        added = _asked(lambda: client.branch(session, at, samples, **ways))
+        views = _views(client, added)
     print_list(views, session_table, as_json=as_json)
     results = [view.result for view in views if view.result is not None]
     if not as_json:
         print_parts("", *_divergence_notes(results))
-    _exit_if_failed(results)
+    exit_if_failed(results)
 
 
 def replay(
@@ -102,22 +101,28 @@ def replay(
       polar replay fix-typo.0
       polar replay fix-typo.0 --until 3 --on-divergence live
     """
-    with _interruptible(), Client(server, token) as client:
+    with interruptible(LEFT), Client(server, token) as client:
         client.session(session)
-        request_id = secrets.token_hex(8)
-        begun = _asked(
-            lambda: client.replay(session, until, on_divergence=on_divergence, request_id=request_id)
-        )
-        (view,) = _follow(client, [begun])
+        ways = _ways(on_divergence)
+        begun = _asked(lambda: client.replay(session, until, **ways))
+        (view,) = _views(client, [begun])
     assert view.result is not None
     report = view.result.replay
     if as_json:
         print_json(view)
     else:
         print_parts(session_table([view]), "", *replay_parts(view.result, full=full))
-    _exit_if_failed([view.result])
+    exit_if_failed([view.result])
     if report is None or not report.is_faithful:
         raise typer.Exit(1)
+
+
+def _ways(on_divergence: OnDivergence) -> dict[str, Any]:
+    """How sessions begin again, under an id by which the request can be made twice."""
+    return {
+        "on_divergence": on_divergence,
+        "request_id": secrets.token_hex(8),
+    }
 
 
 def _asked(ask: Callable[[], T]) -> T:
@@ -125,43 +130,19 @@ def _asked(ask: Callable[[], T]) -> T:
     return retry(ask, LOST_ANSWER)
 
 
-def _follow(client: Client, begun: Sequence[SessionView]) -> list[SessionView]:
-    """Stay until these sessions have ended, with a progress bar if a person is watching."""
-    unended = {view.id for view in begun}
-    with session_progress(len(begun)) as (_, update):
-        for page in client.result_pages([begun[0].task_id], follow=True):
-            unended -= {result.session_id for result in page.results}
-            update(len(begun) - len(unended), "")
-            if not unended:
-                break
-    return [client.session(view.id) for view in begun]
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Say what Ctrl-C leaves behind."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        say(
-            "\nstopped waiting; what was begun goes on. `polar sessions` shows it, and"
-            " `polar sessions cancel SESSION` ends it"
-        )
-        raise typer.Exit(INTERRUPTED) from None
-
-
-def _exit_if_failed(results: Sequence[SessionResult]) -> None:
-    if failed := failures(results):
-        say(failed, typer.colors.RED)
-        raise typer.Exit(1)
+def _views(client: Client, begun: Sequence[SessionView]) -> list[SessionView]:
+    """These sessions once they have ended."""
+    ids = [view.id for view in begun]
+    follow(client, [begun[0].task_id], len(ids), ids)
+    return [client.session(id) for id in ids]
 
 
 def _divergence_notes(results: Sequence[SessionResult]) -> list[RenderableType]:
     """A line for each branch that did not follow the recording to where it was to leave it."""
     return [
-        f"{result.session_id}: {replay_summary(result.replay)}; polar show {result.session_id} tells more"
+        f"{result.session_id}: {replay_summary(report)}; polar show {result.session_id} tells more"
         for result in results
-        if result.replay is not None and not result.replay.is_faithful
+        if (report := result.replay) and not report.is_faithful
     ]
 
 

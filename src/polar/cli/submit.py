@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -21,6 +21,10 @@ from polar.models.views import TaskView
 from polar.tasksets.files import listing, read_tasks
 
 INTERRUPTED = 130
+LEFT = (
+    "what was submitted goes on. `polar sessions` shows it, the same command waits for it again, and"
+    " `polar tasks cancel TASK` ends its sessions"
+)
 REASONS = 10
 """Maximum failure reasons shown; the list of sessions has all."""
 
@@ -75,30 +79,51 @@ def submit(
         say(listing(loaded.problems), typer.colors.YELLOW)
     else:
         loaded.all_or_nothing()
-    with _interruptible(), Client(server, token) as client:
+    with interruptible(LEFT), Client(server, token) as client:
         views, known = _submit_all(client, tasks)
-        results = _follow(client, tasks) if wait else []
+        ids, sessions = [task.id for task in tasks], sum(task.samples for task in tasks)
+        results = follow(client, ids, sessions) if wait else []
         if wait:
-            views = [client.task(task.id) for task in tasks]
+            views = [client.task(id) for id in ids]
     print_list(views, task_table, as_json=as_json)
     if not as_json and (known or not wait):
         print_parts(f"\n{_summary(tasks, known)}" + ("" if wait else ". Watch with: polar sessions"))
-    if failed := failures(results):
-        say(failed, typer.colors.RED)
-        raise typer.Exit(1)
+    exit_if_failed(results)
 
 
 @contextmanager
-def _interruptible() -> Iterator[None]:
+def interruptible(left: str) -> Iterator[None]:
     """Say what Ctrl-C leaves behind."""
     try:
         yield
     except KeyboardInterrupt:
-        say(
-            "\nstopped waiting; what was submitted goes on. `polar sessions` shows it, the same command waits"
-            " for it again, and `polar tasks cancel TASK` ends its sessions"
-        )
+        say(f"\nstopped waiting; {left}")
         raise typer.Exit(INTERRUPTED) from None
+
+
+def follow(
+    client: Client, task_ids: Sequence[str], expected: int, only: Collection[str] = ()
+) -> list[SessionResult]:
+    """Stay until every session of the tasks has ended, or those of `only`, with a progress bar if a person is
+    watching. `expected`: how many these are, branches aside."""
+    found: list[SessionResult] = []
+    with session_progress(expected) as (_, update):
+        # With stale results: they are too old to learn from, but have ended.
+        for page in client.result_pages(task_ids, follow=True):
+            found += [result for result in page.results if not only or result.session_id in only]
+            rewards = [result.reward for result in found if result.reward is not None]
+            mean = f"mean reward {sum(rewards) / len(rewards):.2f}" if rewards else ""
+            update(len(found), mean)
+            if only and len(found) == expected:
+                break
+    return found
+
+
+def exit_if_failed(results: Sequence[SessionResult]) -> None:
+    """End the command with 1 and the reasons if a session failed."""
+    if failed := failures(results):
+        say(failed, typer.colors.RED)
+        raise typer.Exit(1)
 
 
 def _submit_all(client: Client, tasks: Sequence[TaskSpec]) -> tuple[list[TaskView], frozenset[str]]:
@@ -115,19 +140,6 @@ def _submit_all(client: Client, tasks: Sequence[TaskSpec]) -> tuple[list[TaskVie
             error.hint = f"{error.hint}; {already}" if error.hint else already
         raise
     return views, frozenset(known)
-
-
-def _follow(client: Client, tasks: Sequence[TaskSpec]) -> list[SessionResult]:
-    """Stay until every session of the tasks has ended, with a progress bar if a person is watching."""
-    found: list[SessionResult] = []
-    with session_progress(sum(task.samples for task in tasks)) as (_, update):
-        # With stale results: they are too old to learn from, but have ended.
-        for page in client.result_pages([task.id for task in tasks], follow=True):
-            found += page.results
-            rewards = [result.reward for result in found if result.reward is not None]
-            mean = f"mean reward {sum(rewards) / len(rewards):.2f}" if rewards else ""
-            update(len(found), mean)
-    return found
 
 
 def _summary(tasks: Sequence[TaskSpec], known: frozenset[str]) -> str:
