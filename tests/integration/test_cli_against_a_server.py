@@ -281,6 +281,13 @@ def test_results_are_printed_and_exported(served: Served, tmp_path: Path) -> Non
     assert sessions["metadata"].map(json.loads).tolist() == [{"set": "test"}] * 4
     served.ok("results", "--out", tmp_path / "one", "--task", "one")
     assert set(pd.read_parquet(tmp_path / "one" / "sessions.parquet")["task_id"]) == {"one"}
+    told = json.loads(
+        served.ok("results", "--out", tmp_path / "atif", "--format", "atif", "--task", "two", "--json")
+    )
+    assert (told["sessions"], told["without_calls"], told["files"]) == (2, 0, [str(tmp_path / "atif")])
+    found = [json.loads(path.read_text()) for path in (tmp_path / "atif").iterdir()]
+    assert {one["extra"]["result"]["task_id"] for one in found} == {"two"}
+    assert found[0]["agent"]["name"] == found[1]["agent"]["name"] != ""
     refused = served.polar("results", "--out", served.task_file("one"))
     assert refused.exit_code == 1
     assert "is a file, not a directory" in refused.stderr

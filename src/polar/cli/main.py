@@ -32,7 +32,7 @@ COMMANDS = {
     "replay": "Run an ended session again, with its model calls answered from its recording.",
     "branch": "Add sessions to a task that begin as one of its ended sessions did, and go on by themselves.",
     "artifacts": "List what was kept of a session's files and logs, print one, or unpack them all.",
-    "results": "Print the results of ended sessions, or write parquet.",
+    "results": "Print the results of ended sessions, or write them to files.",
     "db": "Bring a server's database up to date, back it up, or restore it.",
     "policy": "Show the policy's version, pause it, replace its weights, or resume it.",
     "token": "Make, list and revoke tokens; this needs an admin's.",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 from rich.table import Table
@@ -14,7 +15,7 @@ from rich.table import Table
 from polar.cli.options import AsJson, Server, Token
 from polar.cli.output import cell, clock, print_json, print_list, print_parts, table
 from polar.client import Client
-from polar.errors import concerning
+from polar.errors import InvalidInput, concerning
 from polar.models.session import SessionResult
 from polar.models.webhook import WebhookView
 
@@ -29,9 +30,11 @@ Out = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR",
-        help="Write traces.parquet (one row per trace) and sessions.parquet (one row per session) here.",
+        help="Write files here: traces.parquet (a row per trace) and sessions.parquet (a row per session).",
     ),
 ]
+Format = Literal["parquet", "atif"]
+Form = Annotated[Format, typer.Option("--format", help="Of the files; atif is a trajectory per session.")]
 Tasks = Annotated[
     list[str] | None, typer.Option("--task", help="Only results of this task; repeat for several.")
 ]
@@ -45,16 +48,17 @@ Follow = Annotated[
 
 def results(
     out: Out = None,
+    format: Form = "parquet",
     task: Tasks = None,
     follow: Follow = False,
     as_json: AsJson = False,
     server: Server = None,
     token: Token = None,
 ) -> None:
-    """Print the results of ended sessions, or write parquet.
+    """Print the results of ended sessions, or write them to files.
 
-    The files appear once complete, and replace those of an earlier run. pandas reads them with read_parquet,
-    datasets with load_dataset("parquet", data_files=...).
+    The files appear once complete, and replace those of an earlier run. pandas reads parquet with
+    read_parquet, datasets with load_dataset("parquet", data_files=...). ATIF is the format of Harbor.
 
     With --json, prints one result per line; together with --out, one document that describes the files.
 
@@ -62,7 +66,10 @@ def results(
 
       polar results
       polar results --out data --task fix-typo --follow
+      polar results --out trajectories --format atif
     """
+    if out is None and format == "atif":
+        raise InvalidInput("--format atif writes files: name a directory with --out DIR")
     with Client(server, token) as client:
         # Includes results that `server.max_staleness` marks as stale.
         pages = client.result_pages(task or None, follow=follow)
@@ -70,23 +77,27 @@ def results(
         if follow:
             feed = _until_interrupted(feed)
         if out is not None:
-            _write(client, feed, out, as_json)
+            _write(_exported_sessions(client, feed), out, format, as_json)
         elif as_json or not follow:
             print_list(feed, lambda found: table([*COLUMNS, "NOTE"], map(_row, found)), as_json=as_json)
         else:
             _print_live(feed)
 
 
-def _write(client: Client, feed: Iterator[SessionResult], directory: Path, as_json: bool) -> None:
+def _write(sessions: Iterator[ExportedSession], directory: Path, form: Format, as_json: bool) -> None:
+    from polar.tasksets.atif import write_trajectories
     from polar.tasksets.export import export
 
-    written = export(_exported_sessions(client, feed), directory)
-    counts = {
-        "sessions": written.sessions,
-        "traces": written.traces,
-        "trainable_tokens": written.trainable_tokens,
-    }
-    files = [str(written.traces_path), str(written.sessions_path)]
+    if form == "atif":
+        counts, files = asdict(write_trajectories(sessions, directory)), [str(directory)]
+    else:
+        written = export(sessions, directory)
+        counts = {
+            "sessions": written.sessions,
+            "traces": written.traces,
+            "trainable_tokens": written.trainable_tokens,
+        }
+        files = [str(written.traces_path), str(written.sessions_path)]
     if as_json:
         print_json({**counts, "files": files})
         return
@@ -99,13 +110,14 @@ def _exported_sessions(client: Client, feed: Iterator[SessionResult]) -> Iterato
     from polar.tasksets.export import ExportedSession
 
     # Results of one task arrive close together, so caching a few tasks saves nearly every look-up.
-    metadata = lru_cache(maxsize=256)(lambda task_id: client.task(task_id).spec.metadata)
+    spec = lru_cache(maxsize=256)(lambda task_id: client.task(task_id).spec)
     for result in feed:
         recording = None
         if result.has_recording:
             with concerning(f"session {result.session_id}"):
                 recording = decode(client.recording(result.session_id))
-        yield ExportedSession(result, metadata(result.task_id), recording)
+        task = spec(result.task_id)
+        yield ExportedSession(result, task.metadata, recording, task.harness.name)
 
 
 def _print_live(feed: Iterator[SessionResult]) -> None:

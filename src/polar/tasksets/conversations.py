@@ -90,7 +90,7 @@ def _conversation(chain: Sequence[Completion], lineage: Lineage, trace: Trace | 
     return SftConversation(
         messages=tuple(_message(message, ids) for message in said),
         prompt_messages=min(len(chain[0].messages), len(said) - 1),
-        tools=orjson.dumps([_tool(tool) for tool in last.tools]).decode(),
+        tools=orjson.dumps([tool_schema(tool) for tool in last.tools]).decode(),
         lineage=lineage,
         trace=trace,
     )
@@ -133,6 +133,6 @@ def _message(message: Message, ids: _CallIds) -> dict[str, Any]:
     }
 
 
-def _tool(tool: ToolDefinition) -> dict[str, Any]:
+def tool_schema(tool: ToolDefinition) -> dict[str, Any]:
     function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
     return {"type": "function", "function": function}

@@ -50,6 +50,7 @@ class ExportedSession:
     metadata: Mapping[str, JsonValue]
     """The metadata of its task."""
     recording: Recording | None
+    harness: str = ""
 
 
 @dataclass(frozen=True, slots=True)

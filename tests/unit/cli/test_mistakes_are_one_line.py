@@ -31,6 +31,7 @@ def mistake(*arguments: str, **environment: str) -> str:
         (("submit", "absent.yaml"), "absent.yaml: cannot be read: No such file"),
         (("submit", "absent"), "absent: cannot be read: No such file"),
         (("tasks", "validate", "absent/tasks"), "absent/tasks: cannot be read: No such file"),
+        (("results", "--format", "atif"), "--format atif writes files: name a directory with --out DIR"),
         (("examples", __file__), f"{__file__}: cannot write: Not a directory"),
     ],
 )
