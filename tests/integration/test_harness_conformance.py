@@ -40,6 +40,7 @@ class Case:
 
 
 CASES = {
+    "acp": Case(options={"command": "true"}),
     "claude_code": Case(
         calls=(scripted_call("Bash", command=WRITE, description="Write hello"),),
         tools=frozenset({"Bash", "Edit", "Read", "Write"}),
@@ -90,8 +91,8 @@ CASES = {
 }
 
 HARNESSES = plugins.names("harnesses")
-AGENTS = [name for name in HARNESSES if name != "shell"]
-"""Those that ask a model by themselves; `shell` runs any program."""
+AGENTS = [name for name in HARNESSES if name not in ("acp", "shell")]
+"""Those that ask a model by themselves; the others run any program."""
 WITH_SYSTEM_PROMPT = [
     name for name in AGENTS if "system_prompt" in plugins.load("harnesses", name).Options.model_fields
 ]

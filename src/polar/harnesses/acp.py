@@ -1,0 +1,66 @@
+"""Any agent that speaks the Agent Client Protocol, driven by a small client inside the sandbox."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from pydantic import Field
+
+from polar import __version__
+from polar.assets.pypi import python_program, python_root
+from polar.harnesses.base import Harness, HarnessContext, Installation, plain_text, provider_environment
+from polar.runtimes.base import Command, ToolDirectory
+
+# Python may load its shared library by absolute path, so it is mounted at the same place.
+PYTHON = PurePosixPath(python_root())
+CLIENT = ".polar/acp_client.py"
+
+
+class Acp(Harness):
+    """Runs `command` in the workspace and speaks the Agent Client Protocol (version 1) with it over stdio.
+
+    The instruction is the session's one prompt; what the agent asks permission for is allowed, and files and
+    commands that it leaves to its client are those of the workspace. The run ends with the turn. Base URL,
+    key and model are set as for `shell`, and the session's model answers under any model name.
+    """
+
+    asks_by_any_name = True
+
+    class Options(Harness.Options):
+        command: str | list[str] = Field(min_length=1)
+        """The agent's command; a string is run with `/bin/sh -c`, a list directly."""
+        env: dict[str, str] = Field(default_factory=dict)
+        """Additional environment variables; Polar's own take precedence."""
+        auth: str | None = Field(default=None, min_length=1)
+        """One of the agent's authentication methods, if it asks for authentication."""
+        mode: str | None = Field(default=None, min_length=1)
+        """One of the agent's session modes; its default if unset."""
+
+    options: Options
+
+    async def install(self) -> Installation:
+        return Installation(__version__, (ToolDirectory(Path(PYTHON), PYTHON),))
+
+    def files(self, context: HarnessContext) -> dict[PurePosixPath, bytes]:
+        return acp_client(context)
+
+    def command(self, context: HarnessContext) -> Command:
+        options = self.options
+        argv = ("/bin/sh", "-c", options.command) if isinstance(options.command, str) else options.command
+        env = options.env | provider_environment(context.gateway_url, context.key, context.model)
+        settings = options.model_dump(include={"auth", "mode"}, exclude_none=True)
+        return acp_command(context, tuple(argv), env, settings)
+
+
+def acp_client(context: HarnessContext) -> dict[PurePosixPath, bytes]:
+    return {context.home / CLIENT: Path(__file__).with_name("acp_client.py").read_bytes()}
+
+
+def acp_command(
+    context: HarnessContext, agent: tuple[str, ...], env: dict[str, str], settings: dict[str, Any]
+) -> Command:
+    """Return the command that drives an agent's own command by the protocol."""
+    python = (str(context.paths[PYTHON] / python_program()), "-I", "-S", str(context.home / CLIENT))
+    return Command((*python, json.dumps(settings), *agent), env, stdin=plain_text(context.instruction))

@@ -1,0 +1,60 @@
+"""An agent of the Agent Client Protocol that asks its client for a list of things, and says what it got.
+
+    python acp_agent.py ASKED STOP
+
+ASKED is a JSON list of `[method, params]`; `"$terminal"` in params stands for the last terminal.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+
+def send(**message: Any) -> None:
+    print(json.dumps({"jsonrpc": "2.0", **message}), flush=True)
+
+
+def receive() -> dict[str, Any]:
+    message: dict[str, Any] = json.loads(sys.stdin.readline())
+    return message
+
+
+def work(asked: list[list[Any]]) -> list[Any]:
+    got: list[Any] = []
+    terminal = ""
+    for number, (method, params) in enumerate(asked):
+        told = {name: terminal if value == "$terminal" else value for name, value in params.items()}
+        send(id=number, method=method, params={"sessionId": "s", **told})
+        reply = receive()
+        terminal = reply.get("result", {}).get("terminalId", terminal)
+        got.append(reply.get("result", reply.get("error")))
+    return got
+
+
+def main(asked: str, stop: str) -> None:
+    print("not a message", flush=True)
+    while True:
+        message = receive()
+        result: dict[str, Any] = {}
+        match message["method"]:
+            case "initialize":
+                result = {"protocolVersion": 1, "authMethods": [{"id": "key", "name": "Key"}]}
+            case "session/new" if stop == "locked":
+                send(id=message["id"], error={"code": -32000, "message": "Authentication required"})
+                continue
+            case "session/new":
+                result = {"sessionId": "s"}
+            case "session/prompt" if stop == "crash":
+                sys.exit(3)
+            case "session/prompt":
+                said = {"asked": message["params"]["prompt"][0]["text"], "got": work(json.loads(asked))}
+                chunk = {"sessionUpdate": "agent_message_chunk", "content": {"text": json.dumps(said)}}
+                send(method="session/update", params={"sessionId": "s", "update": chunk})
+                result = {"stopReason": stop}
+        send(id=message["id"], result=result)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
