@@ -64,6 +64,23 @@ PY
 """A shell agent with two turns, whose last answer is in answer.txt."""
 
 
+TURNS = f"""{sys.executable} - <<'PY'
+import json, os, urllib.request
+messages = [{{"role": "user", "content": os.environ["POLAR_INSTRUCTION"]}}]
+for turn in range(4):
+    request = urllib.request.Request(
+        os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+        json.dumps({{"model": os.environ["POLAR_MODEL"], "messages": messages}}).encode(),
+        {{"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}},
+    )
+    said = json.load(urllib.request.urlopen(request))["choices"][0]["message"]
+    messages += [said, {{"role": "user", "content": f"And then, {{turn}}?"}}]
+    print(said["content"], file=open("answer.txt", "a"))
+PY
+"""
+"""A shell agent with four turns."""
+
+
 @dataclass(frozen=True)
 class Worker:
     """What a node needs, and its engine."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from pathlib import Path
 
 from sqlalchemy import update
@@ -16,24 +15,8 @@ from polar.recordings import recording
 from polar.store.store import Store
 from polar.store.tables import captures
 from tests.fakes.scripted_engine import Answer, Script
-from tests.systems import ASK, System, shell_task, system
+from tests.systems import ASK, TURNS, System, shell_task, system
 from tests.waiting import eventually
-
-TURNS = f"""{sys.executable} - <<'PY'
-import json, os, urllib.request
-messages = [{{"role": "user", "content": os.environ["POLAR_INSTRUCTION"]}}]
-for turn in range(4):
-    request = urllib.request.Request(
-        os.environ["OPENAI_BASE_URL"] + "/chat/completions",
-        json.dumps({{"model": os.environ["POLAR_MODEL"], "messages": messages}}).encode(),
-        {{"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}},
-    )
-    said = json.load(urllib.request.urlopen(request))["choices"][0]["message"]
-    messages += [said, {{"role": "user", "content": f"And then, {{turn}}?"}}]
-    print(said["content"], file=open("answer.txt", "a"))
-PY
-"""
-"""A shell agent with four turns."""
 
 
 async def reached(running: System, session_id: str, status: SessionStatus) -> None:

@@ -1,7 +1,9 @@
-"""`polar show`: one session's conversation with its tokens, masks and logprobs, and what is trained."""
+"""`polar show` and `polar watch`: one session's conversation with its tokens, once it has ended or as it
+grows."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from enum import StrEnum
@@ -21,13 +23,23 @@ from tokenizers import Tokenizer
 
 from polar.cli.branch import divergence_parts, replay_summary
 from polar.cli.options import AsJson, Server, Token
-from polar.cli.output import clock, console, print_json, print_parts, table, visible
+from polar.cli.output import clock, console, print_json, print_json_line, print_parts, table, visible
+from polar.cli.submit import INTERRUPTED
 from polar.client import Client
 from polar.engines.vocabulary import local_tokenizer, pieces
 from polar.errors import InvalidInput, NotFound, concerning
 from polar.models.chat import Message
 from polar.models.completion import Completion
-from polar.models.session import SessionResult
+from polar.models.dashboard import (
+    MessageLine,
+    TokenRun,
+    WatchedCall,
+    WatchedSession,
+    WatchEvent,
+    WatchRestart,
+)
+from polar.models.session import SessionResult, SessionStatus
+from polar.models.views import SessionView
 from polar.recordings.recording import Recording, decode
 from polar.trajectory.materialise import materialise
 
@@ -98,6 +110,102 @@ def show(
         print_parts(part)
 
 
+def watch(
+    session: Annotated[str, typer.Argument(metavar="SESSION", help="A session's id.")],
+    full: Annotated[bool, typer.Option("--full", help="Long messages in full.")] = False,
+    color: Annotated[Colour, typer.Option(help="What a token's colour tells.")] = Colour.LOGPROB,
+    as_json: AsJson = False,
+    server: Server = None,
+    token: Token = None,
+) -> None:
+    """Follow what one session's agent says and does, token by token, until it ends.
+
+    What was said before comes first, also of a session that has ended. Ctrl-C stops watching; the session
+    goes on. The exit code tells how the session ended: 0 completed, 3 failed, 4 cancelled.
+
+    Examples:
+
+      polar watch SESSION
+      polar watch SESSION --json | jq 'select(.kind == "call") | .response.content'
+    """
+    if color is Colour.MASK:
+        raise InvalidInput(
+            "--color mask: what is trained is known once a session has ended",
+            hint=f"then ask: polar show {session} --color mask",
+        )
+    transcript = _Transcript(color if console().color_system else Colour.NONE, full)
+    try:
+        with Client(server, token) as client:
+            for event in client.watch(session):
+                if as_json:
+                    print_json_line(event)
+                else:
+                    transcript.show(event)
+                if isinstance(event, WatchedSession) and event.session.result is not None:
+                    raise typer.Exit(_EXIT_CODES[event.session.status])
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+
+
+_EXIT_CODES = {SessionStatus.COMPLETED: 0, SessionStatus.FAILED: 3, SessionStatus.CANCELLED: 4}
+
+
+class _Transcript:
+    """Prints the events of a session that is watched, each below the one before."""
+
+    def __init__(self, colour: Colour, full: bool) -> None:
+        self._colour = colour
+        self._full = full
+        self._out = console()
+        self._stage: tuple[SessionStatus, int] | None = None
+
+    def show(self, event: WatchEvent) -> None:
+        match event:
+            case WatchedSession(session=session):
+                self._show_session(session)
+            case WatchRestart():
+                self._print("\nThe session was told differently so far. From its beginning:", style="bold")
+            case WatchedCall():
+                self._show_call(event)
+
+    def _show_session(self, session: SessionView) -> None:
+        if session.result is not None:
+            print_parts(Text(), _header(session.result, self._full))
+        elif (stage := (session.status, session.attempt)) != self._stage:
+            self._stage = stage
+            where = f" on {session.node}" if session.node else ""
+            self._print(f"{session.id} is {session.status}{where}, attempt {session.attempt}", style="dim")
+
+    def _show_call(self, call: WatchedCall) -> None:
+        goes_on = f", continues [{call.continues}]" if call.continues not in (None, call.index - 1) else ""
+        self._print(f"\n[{call.index}] {call.id}{goes_on}", style="bold")
+        for message in call.messages:
+            self._show_message(message)
+        self._print("assistant", style="bold green")
+        self._print(self._answer(call, call.response))
+        facts = [
+            f"{call.given_tokens} tokens given",
+            f"{len(call.ids)} sampled",
+            f"finish {call.finish_reason}",
+        ]
+        facts += [f"untrainable: {call.untrainable}"] if call.untrainable else []
+        self._print(" · ".join(facts), style="dim")
+
+    def _show_message(self, message: MessageLine) -> None:
+        self._print(message.role, style="bold blue")
+        self._print(_text(_message_text(message), self._full))
+
+    def _answer(self, tokens: TokenRun, message: MessageLine) -> Text:
+        if tokens.texts is None:
+            return _text(_message_text(message), full=True)
+        values = tokens.versions if self._colour is Colour.VERSION else tokens.logprobs
+        return _coloured(tokens.texts, [math.nan if it is None else it for it in values], self._colour)
+
+    def _print(self, text: str | Text, *, style: str = "", end: str = "\n") -> None:
+        shown = Text(visible(text), style=style) if isinstance(text, str) else text
+        self._out.print(shown, end=end, soft_wrap=True)
+
+
 def recording_bytes(session: str, server: str | None, token: str | None) -> bytes:
     path = Path(session)
     if "/" in session or path.is_file():
@@ -115,7 +223,7 @@ def recording_bytes(session: str, server: str | None, token: str | None) -> byte
         if view.result is None:
             raise NotFound(
                 f"session {session} is {view.status}: it has no recording yet",
-                hint=f"watch it with: polar sessions {session}",
+                hint=f"watch it with: polar watch {session}",
             )
         if not view.result.has_recording:
             reason = f": {view.result.error}" if view.result.error else ""
@@ -318,9 +426,10 @@ def _messages(completion: Completion, parent: Completion | None, full: bool) -> 
         yield _inset(_text(_message_text(message), full), 4)
 
 
-def _message_text(message: Message) -> str:
+def _message_text(message: Message | MessageLine) -> str:
+    calls = message.tool_calls if isinstance(message, Message) else message.calls
     parts = [message.reasoning and f"(reasoning) {message.reasoning}", message.content]
-    parts += [f"→ {call.name}({call.arguments})" for call in message.tool_calls]
+    parts += [f"→ {call.name}({call.arguments})" for call in calls]
     return "\n".join(part for part in parts if part)
 
 
@@ -337,17 +446,22 @@ def _response(
         Colour.MASK: mask,
         Colour.VERSION: completion.policy_versions,
     }
+    texts = pieces(tokenizer, completion.sampled_ids.tolist())
+    yield _inset(_coloured(texts, values.get(colour, completion.logprobs), colour), 4)
+
+
+def _coloured(texts: Sequence[str], values: Sequence[float] | NDArray[Any], colour: Colour) -> Text:
+    """Tokens, each in the colour of its value."""
 
     def style(at: int) -> Style | None:
         if colour is Colour.NONE:
             return None
-        return _style(colour, values[colour][at]) if at < len(values[colour]) else _NO_VALUE
+        return _style(colour, values[at]) if at < len(values) else _NO_VALUE
 
     body = Text()
-    texts = pieces(tokenizer, completion.sampled_ids.tolist())
     for shown, run in groupby(range(len(texts)), key=style):
         body.append(visible("".join(texts[at] for at in run)), shown)
-    yield _inset(body, 4)
+    return body
 
 
 def _token_table(completion: Completion, mask: NDArray[np.bool_], tokenizer: Tokenizer | None) -> Table:

@@ -8,7 +8,7 @@ import os
 import secrets
 import socket
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, TypeVar
@@ -17,9 +17,9 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from polar.client import connection
 from polar.client.connection import Connection, error_of, segment
-from polar.errors import Conflict, InvalidInput, PolarError, Unavailable, explain
+from polar.errors import RESTART, Conflict, InvalidInput, PolarError, Unavailable, explain
 from polar.models.access import MadeToken, NewToken, TokenPage, TokenRole, TokenView
-from polar.models.dashboard import NodeList, NodeOverview, Overview
+from polar.models.dashboard import NodeList, NodeOverview, Overview, WatchedSession, WatchEvent
 from polar.models.delivery import SIZES, CaptureGrowth, CaptureLengths, Delivery, DeliveryAnswer
 from polar.models.policy import Pause, PauseMode, PolicyOrder, PolicyReport, PolicyView, Resume, Update
 from polar.models.session import LeaseKey, SessionEvent, SessionResult, SessionStatus
@@ -68,6 +68,7 @@ PIECE_BYTES = 1 << 18
 Task = TaskSpec | Mapping[str, Any]
 
 _EVENTS = TypeAdapter(tuple[SessionEvent, ...])
+_WATCHED: TypeAdapter[WatchEvent] = TypeAdapter(WatchEvent)
 
 
 class AsyncClient(Connection):
@@ -174,6 +175,29 @@ class AsyncClient(Connection):
     async def session_events(self, session_id: str) -> tuple[SessionEvent, ...]:
         """Every change of a session's status, over all its attempts."""
         return _EVENTS.validate_json(await self._send("GET", f"/sessions/{segment(session_id)}/events"))
+
+    async def watch(self, session_id: str) -> AsyncIterator[WatchEvent]:
+        """A session's model calls, those that were made and those that follow, until it has ended.
+
+        The last event is that of the session with its result. A connection that is lost is made anew.
+        """
+        path, after = f"/dashboard/sessions/{segment(session_id)}/watch", None
+        pauses: Iterator[float] = iter(())
+        while True:
+            try:
+                async with aclosing(self._events(path, after)) as events:
+                    async for id, data in events:
+                        event = _WATCHED.validate_json(data)
+                        after, pauses = id or after, RESTART.pauses()
+                        yield event
+                        if isinstance(event, WatchedSession) and event.session.result is not None:
+                            return
+                problem = Unavailable(f"the server at {self.server} ended the stream")
+            except Unavailable as error:
+                problem = error
+            if (pause := next(pauses, None)) is None:
+                raise problem
+            await asyncio.sleep(pause)
 
     async def events(self, cursor: int = 0) -> EventPage:
         """A page of the changes of all sessions' statuses, in the order they were stored."""

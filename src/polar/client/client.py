@@ -99,6 +99,7 @@ class Client:
     recording = _blocking(AsyncClient.recording)
     artifacts = _blocking(AsyncClient.artifacts)
     session_events = _blocking(AsyncClient.session_events)
+    watch = _iterating(AsyncClient.watch)
     events = _blocking(AsyncClient.events)
     results = _iterating(AsyncClient.results)
     result_pages = _iterating(AsyncClient.result_pages)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
 from typing import Any, Self, TypeVar
 from urllib.parse import quote
 
@@ -121,6 +121,23 @@ class Connection:
         if not response.is_success:
             raise _failure(response.status_code, response.content)
         return response.content
+
+    async def _events(self, path: str, after: str | None) -> AsyncGenerator[tuple[str | None, bytes], None]:
+        """The ids and the data of server-sent events that follow the one with the id `after`."""
+        headers = {"Last-Event-ID": after} if after else {}
+        try:
+            async with self._http.stream("GET", path, headers=headers) as response:
+                if not response.is_success:
+                    raise _failure(response.status_code, await response.aread())
+                rest = b""
+                async for data in response.aiter_bytes():
+                    *frames, rest = (rest + data).split(b"\n\n")
+                    for frame in frames:
+                        fields = dict(line.partition(b": ")[::2] for line in frame.split(b"\n"))
+                        if b"data" in fields:
+                            yield fields[b"id"].decode() if b"id" in fields else None, fields[b"data"]
+        except httpx.TransportError as error:
+            raise _unreachable(self.server, error) from error
 
 
 def segment(id: str) -> str:

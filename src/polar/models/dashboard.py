@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -288,7 +289,7 @@ class TokenSlice(Frozen):
 class FromRecording(Frozen):
     """A view of a recorded object, with some of its fields."""
 
-    model_config = ConfigDict(from_attributes=True)
+    model_config = ConfigDict(from_attributes=True, populate_by_name=True)
 
 
 class CallLine(FromRecording):
@@ -325,6 +326,60 @@ class CompletionDetail(Frozen):
     """Sampling parameters sent to the engine."""
     extra: dict[str, str]
     """Other recorded facts, by name."""
+
+
+class TokenRun(Frozen):
+    """Sampled tokens; lists that are not empty have the same length."""
+
+    ids: tuple[int, ...] = ()
+    texts: tuple[str, ...] | None = None
+    """None if the tokenizer is not on the server."""
+    logprobs: tuple[float | None, ...] = ()
+    versions: tuple[int, ...] = ()
+    """Policy version of each token."""
+
+
+class WatchedCall(TokenRun):
+    """A model call that has ended, as whoever watches the session is told of it."""
+
+    kind: Literal["call"] = "call"
+    index: int
+    """Position in the recording, from 0."""
+    id: str
+    continues: int | None = None
+    """Index of the completion whose context it continues."""
+    dialect: str
+    finish_reason: str
+    prompt_tokens: int
+    given_tokens: int
+    """Prompt tokens that the completion it continues had not seen or sampled."""
+    started_at: float
+    first_token_at: float
+    ended_at: float
+    untrainable: str | None = None
+    """Why it can never be trained; None if it can."""
+    replayed_from: str | None = None
+    """The session that sampled it; None for this one."""
+    messages: tuple[MessageLine, ...]
+    """Messages that the completion it continues had not seen or sampled."""
+    response: MessageLine
+
+
+class WatchedSession(Frozen):
+    """The state of a watched session; the last event is that of a session with a result."""
+
+    kind: Literal["session"] = "session"
+    session: SessionView
+
+
+class WatchRestart(Frozen):
+    """What was told of model calls before is void; all of them are told anew."""
+
+    kind: Literal["restart"] = "restart"
+
+
+WatchEvent = Annotated[WatchedSession | WatchedCall | WatchRestart, Field(discriminator="kind")]
+"""What whoever watches a session is told."""
 
 
 class ArtifactLine(Frozen):

@@ -126,6 +126,23 @@ def parse_capture(data: bytes, path: Path = Path("capture")) -> TokenTree:
     return reader.tree()
 
 
+class CaptureReader:
+    """Reads a log in pieces while it grows. A record counts once all of it is there."""
+
+    def __init__(self) -> None:
+        self.tree = TreeReader()
+        self._rest = b""
+
+    def feed(self, data: bytes) -> None:
+        data = MAGIC + self._rest + data
+        self._rest = b""
+        for part in frames(data):
+            if part.payload is not None:
+                _add(self.tree, part.payload)
+            elif part.end == len(data):
+                self._rest = data[part.start :]
+
+
 def _add(reader: TreeReader, payload: bytes) -> None:
     name: str | None = None
     try:

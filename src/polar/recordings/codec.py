@@ -164,6 +164,14 @@ class TreeReader:
         self._places[name] = len(self._read)
         self._read.append(read)
 
+    def __len__(self) -> int:
+        """How many completions have been read."""
+        return len(self._read)
+
+    def at(self, place: int) -> tuple[Completion, Link]:
+        """One of the completions that have been read, with its link."""
+        return self._completion(place), self._read[place].link
+
     def tree(self) -> TokenTree:
         completions = tuple(map(self._completion, range(len(self._read))))
         return TokenTree(completions, tuple(read.link for read in self._read), tuple(self.faults))

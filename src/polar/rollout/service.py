@@ -37,6 +37,7 @@ from polar.models.views import (
 from polar.rollout.access import Caller
 from polar.rollout.checks import check_components, check_runtime
 from polar.rollout.dashboard.live import Live
+from polar.rollout.dashboard.watch import Watches
 from polar.rollout.long_poll import Gone, Notifier
 from polar.rollout.metrics import ServerMetrics
 from polar.rollout.policy import PolicyService, mark_stale
@@ -78,6 +79,7 @@ class RolloutService:
         self._metrics = ServerMetrics(store)
         self.page.add(self._metrics.families)
         self.live = Live(store)
+        self.watches = Watches(store)
         self._webhook_secret = webhook_secret or settings.webhooks.secret
         self._webhook_hosts = AllowList.parse(settings.webhooks.allow)
         self._retries = Retries(settings.max_attempts, settings.retry_seconds)
@@ -106,6 +108,7 @@ class RolloutService:
     async def cancel_session(self, id: str) -> SessionView:
         view = await self.store.sessions.cancel(id)
         self._ended.notify()
+        self.watches.look([id])
         return view
 
     async def branch(self, session_id: str, asked: BranchRequest) -> SessionPage:
@@ -209,12 +212,14 @@ class RolloutService:
         return claimed
 
     async def heartbeat(self, node: str, heartbeat: Heartbeat) -> HeartbeatAnswer:
-        return await self.store.leases.heartbeat(
+        answer = await self.store.leases.heartbeat(
             node,
             heartbeat.sessions,
             seconds=self._settings.lease_seconds,
             trouble=heartbeat.trouble,
         )
+        self.watches.look([beat.session_id for beat in heartbeat.sessions])
+        return answer
 
     async def deliver(self, node: str, chunks: AsyncIterator[bytes], caller: Caller) -> DeliveryAnswer:
         """Store what a node delivers; what is wrong with one delivery harms no other."""
@@ -232,6 +237,7 @@ class RolloutService:
                 caller.log(status, problem.error, about=delivery.session_id)
             problems.append(problem)
         self._ended.notify()
+        self.watches.look([delivery.session_id for delivery in deliveries])
         if refused := len(problems) - problems.count(None):
             log.warning("node %s: %d of %d deliveries refused", node, refused, len(deliveries))
         return DeliveryAnswer(problems=tuple(problems))
@@ -243,6 +249,7 @@ class RolloutService:
         most_bytes = self._settings.resume_bytes if has_room else 0
         stored = await self.store.captures.append(grown, most_bytes=most_bytes)
         self._captured_bytes += sum(len(one.data) for one in grown) if has_room else 0
+        self.watches.look([one.session_id for one in grown])
         return CaptureLengths(lengths=tuple(stored))
 
     async def capture(self, session_id: str, key: LeaseKey) -> AsyncIterator[bytes]:
@@ -300,6 +307,7 @@ class RolloutService:
         """Answer every waiting request now, and hold none back from now on."""
         self.policy.stop_waiting()
         self.live.stop()
+        self.watches.close()
         self._queued.close()
         self._ended.close()
 

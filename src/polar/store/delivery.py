@@ -234,15 +234,17 @@ class Captures(Repository):
     async def read(self, session_id: str) -> AsyncIterator[bytes]:
         """All that is kept of a session, piece by piece."""
         token = length = 0
-        while pieces := await self._after(session_id, token, length):
+        while pieces := await self.after(session_id, token, length):
             for _, _, data in pieces:
                 yield data
             token, length, _ = pieces[-1]
 
     @reads
-    def _after(
+    def after(
         self, connection: Connection, session_id: str, token: int, length: int
     ) -> list[tuple[int, int, bytes]]:
+        """The next pieces of what is kept of a session after this fencing token and length, each with its own
+        two; none at the end."""
         place = captures.c.fencing_token, captures.c.length
         is_next = (captures.c.session_id == session_id) & (tuple_(*place) > tuple_(token, length))
         query = select(*place, captures.c.data).where(is_next).order_by(*place).limit(_READ_TOGETHER)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict
 
 from polar.errors import NotFound
@@ -17,9 +18,11 @@ from polar.models.dashboard import (
     Outline,
     PathLine,
     SegmentLine,
+    WatchedCall,
 )
 from polar.models.trace import Segment
 from polar.recordings.recording import Recording
+from polar.recordings.tree import Link
 from polar.trajectory.lineage import trace_ancestry
 
 EXCERPT = 160
@@ -63,22 +66,16 @@ class OutlinedRecording:
         recording = self.recording
         if not 0 <= index < len(recording.completions):
             raise NotFound(f"the recording has no completion {index}")
-        completion = recording.completions[index]
+        completion, continued = recording.completions[index], recording.tree.links[index].continues
+        before = None if continued is None else recording.completions[continued]
         return view(
             CompletionDetail,
             completion,
             index=index,
-            new_from=self._new_from(completion, recording.tree.links[index].continues),
+            new_from=_new_from(completion, before),
             asked=_sampling(completion.asked),
             used=_sampling(completion.used),
         )
-
-    def _new_from(self, completion: Completion, continued: int | None) -> int:
-        """The messages before it were in the request that this one continues, or were its answer."""
-        if continued is None:
-            return 0
-        seen = len(self.recording.completions[continued].messages) + 1
-        return seen if seen <= len(completion.messages) else 0
 
     def _completions(self) -> tuple[CompletionLine, ...]:
         segments = self.recording.trajectory.segments
@@ -145,6 +142,34 @@ class OutlinedRecording:
                 place = self._places[name]
                 alone.append(PathLine(leaf=index, lineage=self._ancestry.lineage(place), completion=place))
         return (*paths, *reversed(alone))
+
+
+def watched_call(
+    at: Callable[[int], tuple[Completion, Link]], place: int, texts: Callable[[list[int]], list[str]] | None
+) -> WatchedCall:
+    """One model call as whoever watches its session is told of it; `at` is that of its tree."""
+    completion, link = at(place)
+    continued = None if link.continues is None else at(link.continues)[0]
+    ids = completion.sampled_ids.tolist()
+    return view(
+        WatchedCall,
+        completion,
+        index=place,
+        continues=link.continues,
+        given_tokens=link.given,
+        replayed_from=completion.extra.get(REPLAYED),
+        messages=completion.messages[_new_from(completion, continued) :],
+        ids=ids,
+        texts=texts(ids) if texts is not None else None,
+        logprobs=tuple(map(finite, completion.logprobs.tolist())),
+        versions=completion.policy_versions.tolist(),
+    )
+
+
+def _new_from(completion: Completion, continued: Completion | None) -> int:
+    """The messages before it were in the request that this one continues, or were its answer."""
+    seen = len(continued.messages) + 1 if continued is not None else 0
+    return seen if seen <= len(completion.messages) else 0
 
 
 def _walk(segments: tuple[Segment, ...], leaf: int, shown: set[int]) -> None:

@@ -77,14 +77,14 @@ async def _whole(blob: Blob) -> bytes:
 
 def _outlined(data: bytes) -> OutlinedRecording:
     recording = decode(data)
-    return OutlinedRecording(recording, has_texts=_tokenizer(recording.result.model) is not None)
+    return OutlinedRecording(recording, has_texts=tokenizer_of(recording.result.model) is not None)
 
 
 def _tokens(opened: OutlinedRecording, index: int, start: int, count: int) -> TokenSlice:
     segment = opened.segment(index)
     end = min(start + count, len(segment.ids))
     ids = segment.ids[start:end].tolist()
-    tokenizer = _tokenizer(opened.recording.result.model)
+    tokenizer = tokenizer_of(opened.recording.result.model)
     logprobs, versions = segment.logprobs, segment.policy_versions
     return TokenSlice(
         segment=index,
@@ -97,7 +97,8 @@ def _tokens(opened: OutlinedRecording, index: int, start: int, count: int) -> To
     )
 
 
-def _tokenizer(model: str | None) -> Tokenizer | None:
+def tokenizer_of(model: str | None) -> Tokenizer | None:
+    """A model's tokenizer, if it is on this machine."""
     path = local_tokenizer(model)
     return _loaded(path) if path is not None else None
 

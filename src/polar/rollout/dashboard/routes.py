@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import StreamingResponse
 
 from polar.errors import NotFound, PolarError
@@ -38,6 +38,7 @@ from polar.rollout.access import READERS, allow, caller_of, gone, guarded
 from polar.rollout.dashboard.live import Live
 from polar.rollout.dashboard.reading import RecordingReader
 from polar.rollout.dashboard.runs import curves, runs
+from polar.rollout.dashboard.watch import Watches
 from polar.store.store import Store
 
 Limit = Annotated[int, Query(ge=1, le=200, description="How many a page holds, at most.")]
@@ -48,13 +49,14 @@ Start = Annotated[int, Query(ge=0, lt=2**31, description="The first token, withi
 Count = Annotated[int, Query(ge=1, le=10_000, description="How many tokens, at most.")]
 
 
-def dashboard_data_routes(store: Store, live: Live, runs_dir: Path | None) -> APIRouter:
+def dashboard_data_routes(store: Store, live: Live, watches: Watches, runs_dir: Path | None) -> APIRouter:
     """What the pages ask for."""
     router = guarded("dashboard")
     router.dependencies.append(allow(READERS))
     _add_overview_routes(router, live)
     _add_list_routes(router, store)
-    _add_recording_routes(router, store, RecordingReader(store))
+    _add_recording_routes(router, store, watches.reader)
+    _add_watch_route(router, store, watches)
     _add_run_routes(router, runs_dir)
     return router
 
@@ -76,10 +78,7 @@ def _add_overview_routes(router: APIRouter, live: Live) -> None:
     @router.get("/dashboard/live", response_class=StreamingResponse)
     async def watch(request: Request) -> StreamingResponse:
         """Server-sent events: `changes` holds an `EventPage`, `overview` an `Overview`."""
-        frames = live.stream(gone(request))
-        return StreamingResponse(
-            frames, media_type="text/event-stream", headers={"Cache-Control": "no-store"}
-        )
+        return _stream(live.stream(gone(request)))
 
 
 def _add_list_routes(router: APIRouter, store: Store) -> None:
@@ -170,6 +169,25 @@ def _add_recording_routes(router: APIRouter, store: Store, reader: RecordingRead
     ) -> ArtifactText:
         """The beginning of one kept file."""
         return await reader.artifact(session_id, name)
+
+
+def _add_watch_route(router: APIRouter, store: Store, watches: Watches) -> None:
+    @router.get("/dashboard/sessions/{session_id}/watch", response_class=StreamingResponse)
+    async def watch_session(
+        session_id: str,
+        request: Request,
+        last_event_id: Annotated[
+            str | None, Header(max_length=64, description="The id of the last event received.")
+        ] = None,
+    ) -> StreamingResponse:
+        """Server-sent events: the model calls of a session, those that were made and those that follow, until
+        it has ended. Each event holds a `WatchEvent`; `session` with a result is the last one."""
+        await store.sessions.get(session_id)
+        return _stream(watches.stream(session_id, last_event_id, gone(request)))
+
+
+def _stream(frames: AsyncIterator[str]) -> StreamingResponse:
+    return StreamingResponse(frames, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
 
 def _add_run_routes(router: APIRouter, runs_dir: Path | None) -> None:
