@@ -11,6 +11,14 @@ import json
 import sys
 from typing import Any
 
+GARBLED: list[Any] = [
+    [],
+    {},
+    {"update": None},
+    {"update": {"sessionUpdate": "agent_message_chunk"}},
+    {"update": {"sessionUpdate": "agent_message_chunk", "content": {"text": 1}}},
+]
+
 
 def send(**message: Any) -> None:
     print(json.dumps({"jsonrpc": "2.0", **message}), flush=True)
@@ -45,7 +53,21 @@ def main(asked: str, stop: str) -> None:
                 send(id=message["id"], error={"code": -32000, "message": "Authentication required"})
                 continue
             case "session/new":
-                result = {"sessionId": "s"}
+                result = {} if stop == "nameless" else {"sessionId": "s"}
+            case "session/prompt" if stop == "silent":
+                sys.exit(0)
+            case "session/prompt" if stop == "endless":
+                print("x" * (2**28 + 1), flush=True)
+                continue
+            case "session/prompt" if stop == "reasonless":
+                result = {}
+            case "session/prompt" if stop == "confused":
+                send(id=[], result={})
+                continue
+            case "session/prompt" if stop == "garbled":
+                for params in GARBLED:
+                    send(method="session/update", params=params)
+                result = {"stopReason": stop}
             case "session/prompt" if stop == "crash":
                 sys.exit(3)
             case "session/prompt":

@@ -90,28 +90,45 @@ class AcpClient:
         await self._send({"id": number, "method": method, "params": params})
         return await self.answers[number]
 
+    async def ask_for(self, field: str, method: str, **params: Any) -> str:
+        """Send a request and return one field of its result."""
+        match await self.ask(method, **params):
+            case dict() as result if isinstance(value := result.get(field), str):
+                return value
+        raise Refused(INTERNAL_ERROR, f"the agent answered {method} without {field}")
+
     async def listen(self) -> None:
-        """Take what the agent sends until it closes its output; whoever still waits is told."""
+        """Take what the agent sends until it closes its output; whoever still waits is told why."""
         assert self.agent.stdout is not None
-        async for line in self.agent.stdout:
-            try:
-                message = json.loads(line)
-            except ValueError:
-                message = None
-            if not isinstance(message, dict):
-                print(line.decode(errors="replace").rstrip(), file=sys.stderr)
-            elif "method" not in message:
-                self._settle(message)
-            elif "id" in message:
-                task = asyncio.create_task(self._answer(message))
-                self.working.add(task)
-                task.add_done_callback(self.working.discard)
-            elif message["method"] == "session/update":
-                self._show(message["params"]["update"])
-        code = await self.agent.wait()
+        try:
+            async for line in self.agent.stdout:
+                self._take(line)
+            why = f"the agent ended with exit code {await self.agent.wait()}"
+        except ValueError:
+            why = "a line of the agent's output is too long"
+        except (TypeError, AttributeError) as error:
+            why = f"a message of the agent is not understood: {error}"
         for answer in self.answers.values():
             if not answer.done():
-                answer.set_exception(Refused(INTERNAL_ERROR, f"the agent ended with exit code {code}"))
+                answer.set_exception(Refused(INTERNAL_ERROR, why))
+
+    def _take(self, line: bytes) -> None:
+        try:
+            message = json.loads(line)
+        except ValueError:
+            message = None
+        if not isinstance(message, dict):
+            print(line.decode(errors="replace").rstrip(), file=sys.stderr)
+        elif "method" not in message:
+            self._settle(message)
+        elif "id" in message:
+            task = asyncio.create_task(self._answer(message))
+            self.working.add(task)
+            task.add_done_callback(self.working.discard)
+        elif message["method"] == "session/update":
+            match message.get("params"):
+                case {"update": dict() as update}:
+                    self._show(update)
 
     def _settle(self, message: dict[str, Any]) -> None:
         answer = self.answers.get(message.get("id", -1))
@@ -132,7 +149,7 @@ class AcpClient:
             reply["result"] = await answer(self, message.get("params") or {})
         except Refused as error:
             reply["error"] = {"code": error.code, "message": str(error)}
-        except (OSError, KeyError, ValueError) as error:
+        except (OSError, LookupError, TypeError, AttributeError, ValueError) as error:
             reply["error"] = {"code": INTERNAL_ERROR, "message": f"{type(error).__name__}: {error}"}
         await self._send(reply)
 
@@ -145,9 +162,10 @@ class AcpClient:
 
     def _show(self, update: dict[str, Any]) -> None:
         kind, content = update.get("sessionUpdate"), update.get("content")
-        if kind == "agent_message_chunk" and isinstance(content, dict) and content.get("text"):
-            print(content["text"], end="", flush=True)
-            self.at_line_start = content["text"].endswith("\n")
+        text = content.get("text") if isinstance(content, dict) else None
+        if kind == "agent_message_chunk" and text and isinstance(text, str):
+            print(text, end="", flush=True)
+            self.at_line_start = text.endswith("\n")
         elif kind == "tool_call":
             print("" if self.at_line_start else "\n", f"[{update.get('title')}]", sep="", flush=True)
             self.at_line_start = True
@@ -260,13 +278,12 @@ async def open_session(client: AcpClient, settings: dict[str, Any]) -> str:
         await client.ask("authenticate", methodId=settings["auth"])
     wanted = {"cwd": str(client.workspace), "mcpServers": settings.get("mcpServers", [])}
     try:
-        session = await client.ask("session/new", **wanted)
+        name = await client.ask_for("sessionId", "session/new", **wanted)
     except Refused as error:
         methods = [method["id"] for method in agent.get("authMethods") or ()]
         if error.code == AUTHENTICATION_REQUIRED:
             raise Refused(error.code, f"{error} (options.auth may be one of: {', '.join(methods)})") from None
         raise
-    name: str = session["sessionId"]
     if settings.get("mode"):
         await client.ask("session/set_mode", sessionId=name, modeId=settings["mode"])
     return name
@@ -278,12 +295,12 @@ async def main(settings: dict[str, Any], command: list[str]) -> int:
         async with connected(command) as client:
             session = await open_session(client, settings)
             prompt = [{"type": "text", "text": text}]
-            ended = await client.ask("session/prompt", sessionId=session, prompt=prompt)
+            reason = await client.ask_for("stopReason", "session/prompt", sessionId=session, prompt=prompt)
     except (Refused, OSError) as error:
         print(f"\nthe agent failed: {error}", file=sys.stderr)
         return 1
-    print(f"\nthe turn ended: {ended['stopReason']}", file=sys.stderr)
-    return int(ended["stopReason"] != "end_turn")
+    print(f"\nthe turn ended: {reason}", file=sys.stderr)
+    return int(reason != "end_turn")
 
 
 if __name__ == "__main__":

@@ -102,6 +102,11 @@ def test_requests_that_are_unknown_are_refused_as_such(tmp_path: Path) -> None:
     assert got[0]["code"] == -32601
 
 
+def test_requests_with_parameters_of_another_form_are_answered_with_an_error(tmp_path: Path) -> None:
+    _, got, _ = run(tmp_path, ["session/request_permission", {"options": [1]}])
+    assert got[0]["code"] == -32603
+
+
 @pytest.mark.parametrize(("stop", "code"), [("end_turn", 0), ("max_tokens", 1), ("refusal", 1)])
 def test_the_run_ends_with_the_turn_s_reason(tmp_path: Path, stop: str, code: int) -> None:
     exit_code, _, told = run(tmp_path, stop=stop)
@@ -120,3 +125,25 @@ def test_an_agent_that_wants_authentication_says_with_what(tmp_path: Path) -> No
     exit_code, _, told = run(tmp_path, stop="locked")
     assert exit_code == 1
     assert "Authentication required (options.auth may be one of: key)" in told
+
+
+@pytest.mark.parametrize(
+    ("stop", "why"),
+    [
+        ("silent", "the agent ended with exit code 0"),
+        ("endless", "a line of the agent's output is too long"),
+        ("confused", "a message of the agent is not understood"),
+        ("nameless", "the agent answered session/new without sessionId"),
+        ("reasonless", "the agent answered session/prompt without stopReason"),
+    ],
+)
+def test_an_agent_that_breaks_the_protocol_is_one_line(tmp_path: Path, stop: str, why: str) -> None:
+    exit_code, _, told = run(tmp_path, stop=stop)
+    assert exit_code == 1
+    assert f"the agent failed: {why}" in told
+
+
+def test_an_update_that_is_not_understood_is_left_out(tmp_path: Path) -> None:
+    exit_code, _, told = run(tmp_path, stop="garbled")
+    assert exit_code == 1
+    assert "the turn ended: garbled" in told
