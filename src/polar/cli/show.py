@@ -31,8 +31,8 @@ from polar.errors import InvalidInput, NotFound, concerning
 from polar.models.chat import Message
 from polar.models.completion import Completion
 from polar.models.dashboard import (
+    AnswerTokens,
     MessageLine,
-    TokenRun,
     WatchedCall,
     WatchedSession,
     WatchEvent,
@@ -195,7 +195,7 @@ class _Transcript:
         self._print(message.role, style="bold blue")
         self._print(_text(_message_text(message), self._full))
 
-    def _answer(self, tokens: TokenRun, message: MessageLine) -> Text:
+    def _answer(self, tokens: AnswerTokens, message: MessageLine) -> Text:
         if tokens.texts is None:
             return _text(_message_text(message), full=True)
         values = tokens.versions if self._colour is Colour.VERSION else tokens.logprobs

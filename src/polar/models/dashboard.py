@@ -328,7 +328,7 @@ class CompletionDetail(Frozen):
     """Other recorded facts, by name."""
 
 
-class TokenRun(Frozen):
+class AnswerTokens(Frozen):
     """Sampled tokens; lists that are not empty have the same length."""
 
     ids: tuple[int, ...] = ()
@@ -339,7 +339,7 @@ class TokenRun(Frozen):
     """Policy version of each token."""
 
 
-class WatchedCall(TokenRun):
+class WatchedCall(AnswerTokens):
     """A model call that has ended, as whoever watches the session is told of it."""
 
     kind: Literal["call"] = "call"

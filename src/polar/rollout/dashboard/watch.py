@@ -36,7 +36,7 @@ QUIET_SECONDS = 15.0
 
 
 @dataclass(slots=True)
-class _Place:
+class _Bookmark:
     """How much somebody was told of a session."""
 
     calls: int = 0
@@ -44,7 +44,7 @@ class _Place:
     """The mark of the last of these calls, which tells whether they still are what was told."""
 
     @classmethod
-    def parse(cls, text: str | None) -> _Place:
+    def parse(cls, text: str | None) -> _Bookmark:
         """A place that was given as the id of an event; the beginning where it is none."""
         calls, _, mark = (text or "").partition("-")
         try:
@@ -85,14 +85,14 @@ class Watches:
             watched = self._watched[session_id] = _Watched(session_id, self._store, self.reader)
         watched.watchers += 1
         try:
-            async for frame in self._frames(watched, _Place.parse(after), gone):
+            async for frame in self._frames(watched, _Bookmark.parse(after), gone):
                 yield frame
         finally:
             watched.watchers -= 1
             if not watched.watchers:
                 del self._watched[session_id]
 
-    async def _frames(self, watched: _Watched, place: _Place, gone: Gone) -> AsyncIterator[str]:
+    async def _frames(self, watched: _Watched, place: _Bookmark, gone: Gone) -> AsyncIterator[str]:
         told: SessionView | None = None
         spoke = checked = time.monotonic()
         while not self._is_closed:
@@ -197,7 +197,7 @@ class _Watched:
             text = f"{completion.id} {completion.started_at} {completion.ended_at} {link} {has_texts}"
             self._marks.append(zlib.crc32(text.encode(), self._marks[-1] if self._marks else 0))
 
-    async def frames(self, place: _Place) -> AsyncIterator[str]:
+    async def frames(self, place: _Bookmark) -> AsyncIterator[str]:
         """What somebody at this place is not told yet, who is then further."""
         while True:
             marks = self._marks
