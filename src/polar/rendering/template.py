@@ -118,10 +118,13 @@ _FAILURES = (TemplateError, TypeError, ValueError, LookupError, AttributeError, 
 class ChatTemplate:
     """A model's template, with the probes it rendered."""
 
-    def __init__(self, text: str, directory: Path, tokenizer: Tokenizer) -> None:
-        self.source = text
+    def __init__(
+        self, text: str, directory: Path, tokenizer: Tokenizer, *, with_tools: str | None = None
+    ) -> None:
+        self.source = text + (with_tools or "")
         self.directory = directory
         self._template = _compile(text, directory)
+        self._with_tools = self._template if with_tools is None else _compile(with_tools, directory)
         self._tokens = _named_tokens(directory)
         # Control tokens are spelt out in what a template gives.
         tokenizer.encode_special_tokens = False
@@ -154,8 +157,9 @@ class ChatTemplate:
 
     def rendered(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
         """Render the prompt as text; raise Unrenderable if impossible."""
+        template = self._with_tools if tools else self._template
         try:
-            return self._template.render(
+            return template.render(
                 messages=messages, tools=tools or None, add_generation_prompt=True, **self._tokens
             )
         except _FAILURES as error:
@@ -177,12 +181,21 @@ def _ids(renderer: Renderer, probe: str) -> list[int] | None:
 
 def read_template(directory: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
     """The chat template beside a model's tokenizer; None if there is none."""
+    named = _templates(directory)
+    if "default" not in named:
+        return None
+    return ChatTemplate(named["default"], directory, tokenizer, with_tools=named.get("tool_use"))
+
+
+def _templates(directory: Path) -> dict[str, str]:
+    """The model's templates by name. A few models have several: transformers takes `tool_use` if a request
+    offers tools, and `default` if it does not."""
     file = directory / "chat_template.jinja"
     text = file.read_text() if file.is_file() else tokenizer_config(directory).get("chat_template")
     if isinstance(text, list):
-        # A few models have several, by name.
-        text = next((each["template"] for each in text if each.get("name") == "default"), None)
-    return ChatTemplate(text, directory, tokenizer) if isinstance(text, str) else None
+        return {each["name"]: each["template"] for each in text}
+    others = {path.stem: path.read_text() for path in directory.glob("additional_chat_templates/*.jinja")}
+    return others | {"default": text} if isinstance(text, str) else others
 
 
 def message_fields(message: Message) -> dict[str, Any]:

@@ -35,7 +35,10 @@ of a step are nearly full."""
 PROBE = (1, 2, 3, 5, 8, 13)
 """Token ids in every vocabulary."""
 PROBE_TOLERANCE = 1e-3
-_TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "chat_template*", "vocab*", "merges*")
+_TOKENIZER_FILES = (
+    *("tokenizer*", "special_tokens_map.json", "vocab*", "merges*"),
+    *("chat_template*", "additional_chat_templates/*"),
+)
 ADAPTER = "adapter_config.json"
 FULL = "full_attention"
 FLEX = "flex_attention"
@@ -148,7 +151,9 @@ class TrainerPolicy:
     def _add_tokenizer(self, directory: Path) -> None:
         for pattern in _TOKENIZER_FILES:
             for file in self.directory.glob(pattern):
-                shutil.copy(file, directory)
+                copied = directory / file.relative_to(self.directory)
+                copied.parent.mkdir(exist_ok=True)
+                shutil.copy(file, copied)
 
     def _measure(self, causal: Any, batch: Batch) -> tuple[Tensor, Tensor]:
         # A token that several rows train is computed once and stands in several terms.

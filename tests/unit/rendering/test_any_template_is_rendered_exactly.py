@@ -115,7 +115,8 @@ HARMONY_END = "<|end|>"
 
 TEMPLATES = {GPT_OSS.name: (GPT_OSS, "gptoss"), LLAMA31.name: (LLAMA31, "llama3_1")}
 """Real tokenizers, and what TRL calls the templates that stand beside them."""
-NAMES = (*REAL, *TEMPLATES, *PUBLIC, *COLLECTED)
+TWO = "one template without tools and one with them"
+NAMES = (*REAL, *TEMPLATES, *PUBLIC, *COLLECTED, TWO)
 
 
 def model_of(name: str, directory: Path) -> Path:
@@ -124,8 +125,25 @@ def model_of(name: str, directory: Path) -> Path:
         return REAL[name].directory()
     if name in TEMPLATES:
         return with_public_template(*TEMPLATES[name], directory)
+    if name == TWO:
+        return with_two_templates(directory)
     template = collected_template if name in COLLECTED else public_template
     return with_bytes(template(name), directory)
+
+
+def with_two_templates(directory: Path) -> Path:
+    """A model as Hermes 2 Pro: calls and tools are shown only by the template that is for them."""
+    with_bytes(public_template("qwen2_5"), directory)
+    (directory / "additional_chat_templates").mkdir()
+    (directory / "chat_template.jinja").rename(directory / "additional_chat_templates" / "tool_use.jinja")
+    (directory / "chat_template.jinja").write_text(PLAIN)
+    return directory
+
+
+PLAIN = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}"
+    "{{ '<|im_start|>assistant\\n' }}"
+)
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -181,7 +199,9 @@ def conversations(draw: st.DrawFn, *, has_calls: bool) -> list[list[Message]]:
 def drawn(case: Case, data: st.DataObject) -> tuple[list[list[Message]], list[ToolDefinition]]:
     has_calls = case.renderer.calls is not None
     parts = data.draw(conversations(has_calls=has_calls))
-    return parts, [TOOL] if has_calls and data.draw(st.booleans()) else []
+    # Without tools its other template shows no calls.
+    needs_tools = case.name == TWO and any(part[0].tool_calls for part in parts)
+    return parts, [TOOL] if has_calls and (needs_tools or data.draw(st.booleans())) else []
 
 
 def shown(case: Chosen, messages: list[Message], tools: list[ToolDefinition]) -> list[int]:
@@ -348,6 +368,27 @@ def test_thoughts_that_were_cut_short_are_closed_too(case: Case) -> None:
     assert bridge is not None
     text = b"".join(map(case.renderer.spelling, bridge)).decode()
     assert text.lstrip().startswith(case.renderer.thinking.end.strip())
+
+
+@pytest.mark.parametrize("is_listed", [False, True], ids=["in files", "in the tokenizer's settings"])
+def test_the_template_for_tools_renders_where_tools_are_offered(tmp_path: Path, is_listed: bool) -> None:
+    directory = with_two_templates(tmp_path)
+    if is_listed:
+        files = {
+            "default": directory / "chat_template.jinja",
+            "tool_use": directory / "additional_chat_templates" / "tool_use.jinja",
+        }
+        named = [{"name": name, "template": file.read_text()} for name, file in files.items()]
+        for file in files.values():
+            file.unlink()
+        (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    chosen = Chosen("two", renderer_for("x", directory), PreTrainedTokenizerFast.from_pretrained(directory))
+    asked = [Message(Role.USER, "a")]
+    assert chosen.renderer.call_form == "hermes"
+    for tools in ([], [TOOL]):
+        ids = chosen.renderer.render(asked, tools)
+        assert ids == chosen.reference_ids(asked, tools)
+        assert (b"<tools>" in b"".join(map(chosen.renderer.spelling, ids))) is bool(tools)
 
 
 def test_what_a_template_cannot_show_is_refused_by_name(case: Case) -> None:

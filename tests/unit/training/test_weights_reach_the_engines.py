@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -69,6 +70,15 @@ def test_all_weights_are_pushed_as_they_are_computed_with(tiny_model: Path, tmp_
     assert {tensor.dtype for tensor in pushed.values()} == {torch.bfloat16}
     assert {tensor.dtype for tensor in kept.values()} == {torch.float32}
     assert all(torch.equal(pushed[name], kept[name].bfloat16()) for name in kept)
+
+
+def test_a_checkpoint_keeps_every_chat_template_of_its_model(tiny_model: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_model, tmp_path / "model")
+    of_tools = Path("additional_chat_templates", "tool_use.jinja")
+    (tmp_path / "model" / of_tools).parent.mkdir()
+    (tmp_path / "model" / of_tools).write_text("{{ tools }}")
+    load_policy(ModelSettings(name=str(tmp_path / "model"), device="cpu")).save(tmp_path / "kept")
+    assert (tmp_path / "kept" / of_tools).read_text() == "{{ tools }}"
 
 
 def test_only_the_newest_weights_are_kept(tiny_model: Path, tmp_path: Path) -> None:
