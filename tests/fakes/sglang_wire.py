@@ -37,6 +37,8 @@ class SglangWire(EngineWire):
     is_old: bool = False
     """Whether the addresses that inform have the names they had on older servers."""
     is_incremental: bool = False
+    key: str | None = None
+    """What whoever asks about the server must show."""
     weight_version: str = "default"
     logits: Sequence[float] | None = None
     """Of what may follow any prompt: then it tells the likeliest where it is asked to."""
@@ -82,8 +84,10 @@ class SglangWire(EngineWire):
         )
 
     async def server_info(self, request: web.Request) -> web.Response:
-        name = "incremental_streaming_output"
-        return web.json_response({"context_length": None, "api_key": "sk-secret", name: self.is_incremental})
+        if request.headers.get("Authorization") != f"Bearer {self.key}" and self.key is not None:
+            return web.json_response({"error": "Unauthorized"}, status=401)
+        told = {"context_length": None, "api_key": "sk-secret", "version": "0.5.12"}
+        return web.json_response(told | {"incremental_streaming_output": self.is_incremental})
 
     async def tokenize(self, request: web.Request) -> web.Response:
         prompt = (await request.json())["prompt"]

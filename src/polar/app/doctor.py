@@ -13,12 +13,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing
 from enum import StrEnum
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 
 import httpx
 from tokenizers import Tokenizer
 
-from polar.app.stack import PROBE, Say, connect_engine, renderer_of
+from polar.app.stack import PROBE, Say, connect_engine, leads_to_chat_mode, rendered_model, renderer_of
 from polar.assets.cache import without_making
 from polar.assets.node import NODE_VERSION, node
 from polar.config import plugins
@@ -49,7 +50,7 @@ QUESTION = "Write one line of Python that prints the numbers 1, 22 and 333, then
 SAMPLE_TOKENS = 48
 
 _RENDERING = ("tokenizers", "jinja2", "renderers")
-_VERSION_PAGES = {"vllm": "/version", "sglang": "/get_server_info"}
+_VERSION_PAGES = {"vllm": ("/version",), "sglang": ("/server_info", "/get_server_info")}
 _WEIGHT_SIGNS = {
     "vllm": ("/is_paused", "", "start vLLM with VLLM_SERVER_DEV_MODE=1"),
     "sglang": ("/openapi.json", "/update_weights_from_disk", "start a current SGLang"),
@@ -289,6 +290,7 @@ async def harness_finding(name: str) -> Finding:
 
 async def engine_findings(settings: Settings, say: Say) -> AsyncIterator[Finding]:
     """Check the engine that the settings name, or one started for the purpose."""
+    settings = settings.model_copy(update={"engine": on_this_machine(settings.engine, say)})
     try:
         async with connect_engine(settings, say) as engine:
             async for finding in _engine_findings(settings, engine):
@@ -312,17 +314,23 @@ async def _engine_findings(settings: Settings, engine: Engine) -> AsyncIterator[
     yield await ENGINE.run_check("logprobs", lambda: _logprobs(engine))
     yield await _weights(settings)
     yield await _versions(settings)
-    is_named = "model" in settings.engine.model_fields_set or not settings.engine.urls
-    name = settings.engine.model if is_named else model.name
     try:
-        renderer, directory = await renderer_of(settings.engine, name)
+        renderer, directory = await renderer_of(settings.engine, rendered_model(settings.engine, model))
     except PolarError as error:
-        fix = f"{error.hint or ''} (without it the engine renders: engine.mode chat)".strip()
-        yield ENGINE.warning("renderer", f"none, so the mode is chat: {error.message}", fix)
+        yield _no_renderer(settings.engine, error)
         return
     yield ENGINE.ok("renderer", _describe_renderer(settings.engine, renderer))
     async for finding in _renderer_findings(engine, model, renderer, directory):
         yield finding
+
+
+def _no_renderer(settings: EngineSettings, error: PolarError) -> Finding:
+    if settings.mode == "chat":
+        return ENGINE.ok("renderer", f"mode chat (set by engine.mode); tokens mode has none: {error.message}")
+    if not leads_to_chat_mode(settings, error):
+        return ENGINE.problem("renderer", f"none, so nothing starts: {error.message}", error.hint)
+    fix = f"{error.hint or ''} (without it the engine renders: engine.mode chat)".strip()
+    return ENGINE.warning("renderer", f"none, so the mode is chat: {error.message}", fix)
 
 
 def _describe_renderer(settings: EngineSettings, renderer: Renderer) -> str:
@@ -339,9 +347,8 @@ def _describe_renderer(settings: EngineSettings, renderer: Renderer) -> str:
 
 async def _versions(settings: Settings) -> Finding:
     found = [f"{name} {version(name)}" for name in _RENDERING if importlib.util.find_spec(name)]
-    page = _VERSION_PAGES.get(settings.engine.client)
-    async with httpx.AsyncClient(timeout=10.0) as http:
-        for url in settings.engine.urls if page else ():
+    async with _engine_http(settings.engine) as http:
+        for url, page in product(settings.engine.urls, _VERSION_PAGES.get(settings.engine.client, ())):
             try:
                 answer = await http.get(f"{url.removesuffix('/v1')}{page}")
                 found.append(f"{settings.engine.client} {answer.json()['version']}")
@@ -368,9 +375,7 @@ async def _check_mode(engine: Engine, mode: Mode) -> Finding:
 async def _weights(settings: Settings) -> Finding:
     """Check for weight updates by what a server shows, without pausing or loading anything."""
     path, sign, fix = _WEIGHT_SIGNS.get(settings.engine.client, ("", "", "use vLLM or SGLang to train"))
-    key = settings.engine.api_key
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    async with httpx.AsyncClient(timeout=10.0, headers=headers) as http:
+    async with _engine_http(settings.engine) as http:
         lacking = [
             without_credentials(url)
             for url in settings.engine.urls
@@ -379,6 +384,11 @@ async def _weights(settings: Settings) -> Finding:
     if lacking:
         return ENGINE.warning("weight updates", f"not supported by {', '.join(lacking)}", fix)
     return ENGINE.ok("weight updates", "supported while sessions run")
+
+
+def _engine_http(settings: EngineSettings) -> httpx.AsyncClient:
+    headers = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
+    return httpx.AsyncClient(timeout=10.0, headers=headers)
 
 
 async def _shows(http: httpx.AsyncClient, url: str, sign: str) -> bool:

@@ -26,7 +26,7 @@ from polar.engines.embedded.weights import ensure_tokenizer
 from polar.engines.http import HttpEngine
 from polar.engines.process import on_this_machine, started_engine
 from polar.engines.replicas import engine_client
-from polar.errors import InvalidInput, NotInstalled
+from polar.errors import InvalidInput, NotInstalled, PolarError
 from polar.files import digest
 from polar.gateway.server import Gateway
 from polar.models.access import TokenRole
@@ -348,15 +348,11 @@ async def _renderer(settings: EngineSettings, engine: Engine, model: ModelInfo) 
             f"engine.mode: an engine of kind {settings.kind} does not accept tokens",
             hint="set it to chat or auto",
         )
-    is_left_to_engine = settings.url is not None and "model" not in settings.model_fields_set
-    name = model.name if is_left_to_engine else settings.model
+    name = rendered_model(settings, model)
     try:
         renderer, directory = await renderer_of(settings, name)
     except (NotInstalled, InvalidInput) as error:
-        # A configured name must be valid; one that the engine made up need not be.
-        is_missing = isinstance(error, NotInstalled) and not is_left_to_engine
-        is_meant = is_missing or settings.renderer is not None
-        if settings.mode != "auto" or settings.is_embedded or is_meant:
+        if not leads_to_chat_mode(settings, error):
             raise
         log.warning(
             "using chat mode: the engine renders prompts, because Polar cannot (%s). Tokens are recorded"
@@ -367,6 +363,24 @@ async def _renderer(settings: EngineSettings, engine: Engine, model: ModelInfo) 
         return None
     await _check_tokenizer(engine, model, name, directory)
     return renderer
+
+
+def rendered_model(settings: EngineSettings, model: ModelInfo) -> str:
+    """The model whose tokenizer renders prompts: the configured one, else what the engine calls its own."""
+    return model.name if _is_left_to_engine(settings) else settings.model
+
+
+def leads_to_chat_mode(settings: EngineSettings, error: PolarError) -> bool:
+    """Whether the engine renders where this error leaves no renderer: not where the settings ask for one, or
+    name a model that is missing; nor with the embedded engine, which reads no calls."""
+    is_named = settings.renderer is not None or settings.tool_form is not None
+    # A configured name must be valid; one that the engine made up need not be.
+    is_missing = isinstance(error, NotInstalled) and not _is_left_to_engine(settings)
+    return not (settings.mode == "tokens" or is_named or is_missing or settings.is_embedded)
+
+
+def _is_left_to_engine(settings: EngineSettings) -> bool:
+    return settings.url is not None and "model" not in settings.model_fields_set
 
 
 async def renderer_of(settings: EngineSettings, name: str) -> tuple[Renderer, Path]:

@@ -96,6 +96,8 @@ async def test_a_renderer_that_the_user_wrote_is_taken_or_refused(
         assert taken is not None
         with pytest.raises(InvalidInput, match=r"engine\.renderer: .*mistral"):
             await renderer(tmp_path, url=wire.url, renderer="mistral")
+        with pytest.raises(InvalidInput, match=r"engine\.tool_form: there is no hermess"):
+            await renderer(tmp_path, url=wire.url, tool_form="hermess")
 
 
 async def test_an_openai_engine_is_chat_mode_and_nothing_else(tmp_path: Path) -> None:

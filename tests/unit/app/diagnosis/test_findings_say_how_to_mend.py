@@ -20,6 +20,7 @@ from polar.config import plugins
 from polar.config.settings import DEFAULT_MODEL, EngineSettings, NodeSettings, ServerSettings, Settings
 from polar.engines.embedded.weights import ensure_model
 from polar.errors import NotInstalled
+from tests.fakes import sglang_wire
 from tests.fakes.vllm_wire import ANSWER, vllm_wire
 from tests.tokenizers_of_families import DEEPSEEK, LLAMA
 
@@ -174,6 +175,36 @@ async def test_the_renderer_is_told_with_why_it_was_chosen_and_how_calls_are_rea
 
 
 @pytest.mark.parametrize(
+    ("engine", "level", "told"),
+    [
+        ({}, Severity.WARNING, "none, so the mode is chat: model small: it has no chat"),
+        ({"mode": "tokens"}, Severity.PROBLEM, "none, so nothing starts: model small: it has no chat"),
+        ({"mode": "chat"}, Severity.OK, "mode chat (set by engine.mode); tokens mode has none: model small"),
+        ({"renderer": "mistral"}, Severity.PROBLEM, "none, so nothing starts: engine.renderer: mistral is"),
+        ({"tool_form": "hermess"}, Severity.PROBLEM, "none, so nothing starts: engine."),
+        ({"model": "typo"}, Severity.PROBLEM, "none, so nothing starts: model typo: no such directory"),
+    ],
+    ids=str,
+)
+async def test_a_model_without_a_renderer_is_told_as_the_server_takes_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, engine: dict[str, str], level: Severity, told: str
+) -> None:
+    def directory(name: str) -> Path:
+        if name == "typo":
+            raise NotInstalled(f"model {name}: no such directory")
+        return tmp_path
+
+    (tmp_path / "tokenizer.json").symlink_to(LLAMA.directory() / "tokenizer.json")
+    monkeypatch.setattr(stack, "ensure_tokenizer", directory)
+    async with vllm_wire(ANSWER) as wire:
+        settings = Settings(engine=EngineSettings.model_validate({"url": wire.url, **engine}))
+        found = [finding async for finding in doctor.engine_findings(settings, lambda _step: None)]
+    renderer = named(found, "renderer")
+    assert (renderer.level, renderer.detail[: len(told)]) == (level, told)
+    assert bool(renderer.fix) is (level is not Severity.OK and "model" not in engine)
+
+
+@pytest.mark.parametrize(
     ("logits", "counts_temperature", "level", "told"),
     [
         ({"a": 3.0, "b": 1.0}, True, Severity.OK, "from the distribution that tokens are sampled from"),
@@ -197,6 +228,14 @@ async def test_logprobs_that_temperature_does_not_count_in_are_a_warning(
     logprobs = named(found, "logprobs")
     assert (logprobs.level, logprobs.detail.partition(":")[0]) == (level, told)
     assert ("--logprobs-mode processed_logprobs" in (logprobs.fix or "")) is (level is Severity.WARNING)
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+async def test_the_version_of_an_engine_that_wants_a_key_is_told(is_old: bool) -> None:
+    async with sglang_wire.sglang_wire(sglang_wire.ANSWER, is_old=is_old, key="sk-1") as wire:
+        settings = Settings(engine=EngineSettings(url=wire.url, kind="sglang", api_key="sk-1"))
+        found = [finding async for finding in doctor.engine_findings(settings, lambda _step: None)]
+    assert "sglang 0.5.12" in named(found, "versions").detail
 
 
 async def test_a_family_that_is_only_near_the_template_is_not_said_to_be_it(
