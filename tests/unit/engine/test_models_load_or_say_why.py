@@ -36,6 +36,13 @@ def test_a_directory_without_a_configuration_is_named(tmp_path: Path) -> None:
     assert "config.json" in str(refused(tmp_path))
 
 
+def test_an_adapter_is_told_from_a_model(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").touch()
+    error = refused(tmp_path)
+    assert "has only an adapter" in str(error)
+    assert "--weights" in str(error.hint)
+
+
 def test_broken_weights_are_one_line(tiny_directory: Path, tmp_path: Path) -> None:
     for file in tiny_directory.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())

@@ -38,10 +38,10 @@ def ensure_model(name: str, files: tuple[str, ...] = (*_TOKENIZER_FILES, "*.safe
     if not directory.is_dir():
         return _from_hub(name, files)
     if not (directory / "config.json").is_file():
-        raise NotInstalled(
-            f"model {name}: the directory has no config.json",
-            hint="name a directory written by save_pretrained",
-        )
+        missing, hint = "no config.json", "name a directory written by save_pretrained"
+        if (directory / "adapter_config.json").is_file():
+            missing, hint = "only an adapter", "name its model, and the adapter by --weights"
+        raise NotInstalled(f"model {name}: the directory has {missing}", hint=hint)
     return directory
 
 
