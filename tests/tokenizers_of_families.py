@@ -101,9 +101,13 @@ def with_bytes(template: str, directory: Path) -> Path:
 
 def with_public_template(family: Family, template: str, directory: Path) -> Path:
     """A model's directory with a family's real tokenizer and a template that its package has not."""
+    return with_template(family, public_template(template), directory)
+
+
+def with_template(family: Family, template: str, directory: Path) -> Path:
     for file in family.directory().iterdir():
         (directory / file.name).symlink_to(file)
-    (directory / "chat_template.jinja").write_text(public_template(template))
+    (directory / "chat_template.jinja").write_text(template)
     return directory
 
 

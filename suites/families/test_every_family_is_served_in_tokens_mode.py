@@ -10,9 +10,10 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,9 @@ from tests.tokenizers_of_families import (
     QWEN3,
     QWEN25,
     Family,
-    with_public_template,
+    collected_template,
+    public_template,
+    with_template,
 )
 
 pytestmark = pytest.mark.timeout(900)
@@ -82,24 +85,27 @@ class Case:
     renderer: str = "template"
     held_to: str | None = "json_schema"
     """What turns of the family can be held to: calls in Hermes form by a structural tag, else JSON."""
-    public_template: str | None = None
-    """The template where the package of the tokenizer has none."""
+    template: Callable[[], str] | None = None
+    """Gives the template where that in the package of the tokenizer is of another family, or missing."""
+    name: str | None = None
+    """What to call it, where not as the tokenizer's family."""
 
     def directory(self, into: Path) -> Path:
-        if self.public_template is None:
+        if self.template is None:
             return self.family.directory()
         into.mkdir()
-        return with_public_template(self.family, self.public_template, into)
+        return with_template(self.family, self.template(), into)
 
 
 CASES = (
     Case(QWEN25, "qwen2", "hermes", held_to="structural_tag"),
     Case(QWEN3, "qwen3", "hermes", held_to="structural_tag"),
+    Case(QWEN3, "qwen3_moe", "xml", template=partial(collected_template, "Qwen3-Coder"), name="qwen3-coder"),
     Case(LLAMA, "llama", "json"),
     Case(MISTRAL, "mistral", "json"),
     Case(DEEPSEEK, "deepseek_v3", "its family's own", renderer="deepseek-v3"),
     Case(GEMMA, "llama", "hermes", held_to="structural_tag"),
-    Case(GPT_OSS, "llama", "harmony", held_to=None, public_template="gptoss"),
+    Case(GPT_OSS, "llama", "harmony", held_to=None, template=partial(public_template, "gptoss")),
 )
 
 
@@ -111,7 +117,7 @@ class Written:
     directory: Path
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.family.name)
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name or case.family.name)
 def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Written]:
     case: Case = request.param
     place = tmp_path_factory.mktemp("written")

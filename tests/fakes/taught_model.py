@@ -44,7 +44,11 @@ _LATENT_EXPERTS: dict[str, Any] = {
     "moe_intermediate_size": 32,
     "first_k_dense_replace": 1,
 }
-OTHER_SHAPES = {"deepseek_v3": _LATENT_EXPERTS, "mistral": {"sliding_window": None}}
+OTHER_SHAPES = {
+    "deepseek_v3": _LATENT_EXPERTS,
+    "mistral": {"sliding_window": None},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+}
 """What an architecture, as transformers calls it, needs beside the common shape."""
 CERTAIN = 30.0
 """The logit of a taught token, where all others have about 0: it is always sampled."""
