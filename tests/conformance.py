@@ -148,7 +148,12 @@ async def test_environment_is_not_inherited(sandbox: Sandbox, monkeypatch: pytes
     monkeypatch.setenv("HOST_SECRET", "open sesame")
     names = {line.partition("=")[0] for line in (await output(sandbox, "env")).splitlines()}
     extras = {"PWD", "POLAR_SANDBOX", "POLAR_COMMAND", "HOSTNAME", "TERM", "container", "SHLVL"}
-    assert names - extras == {"PATH", "LANG", "USER", "LOGNAME", "SHELL", "HOME", "TMPDIR"}
+    own = {"PATH", "LANG", "TZ", "PYTHONHASHSEED", "USER", "LOGNAME", "SHELL", "HOME", "TMPDIR"}
+    assert names - extras == own
+
+
+async def test_every_sandbox_has_one_time_zone_and_hash_seed(sandbox: Sandbox) -> None:
+    assert await output(sandbox, "echo $PYTHONHASHSEED; date +%Z") == "0\nUTC\n"
 
 
 async def test_command_adds_to_the_environment(sandbox: Sandbox) -> None:

@@ -13,7 +13,8 @@ SUBMIT = scripted_call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTP
 async def test_commands_of_mini_swe_agent_do_not_see_how_python_was_set_up(tmp_path: Path) -> None:
     rollout = await roll_out(tmp_path / "data", "mini_swe_agent", [CALL, SUBMIT])
     _first, second = rollout.recording.completions
-    assert '"output": ""' in second.messages[-1].content
+    of_every_sandbox = "PYTHONHASHSEED=0\\n"
+    assert f'"output": "{of_every_sandbox}"' in second.messages[-1].content
 
 
 async def test_mini_swe_agent_takes_templates_and_text_that_looks_like_one(tmp_path: Path) -> None:

@@ -42,6 +42,8 @@ ENGINE = "engine"
 CONSTANT_ENV = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "LANG": "C.UTF-8",
+    "TZ": "UTC",
+    "PYTHONHASHSEED": "0",
     "USER": "agent",
     "LOGNAME": "agent",
     "SHELL": "/bin/sh",
@@ -64,7 +66,8 @@ class LocalOptions(BaseModel):
     """Maximum bytes stored of each command's stdout and stderr."""
     limits: Limits = Limits()
     environment: dict[EnvironmentName, EnvironmentValue] = Field(default_factory=dict, max_length=100)
-    """Variables that every command begins with, such as PYTHONHASHSEED or TZ; a harness's own come after."""
+    """Variables that every command begins with, such as TZ or PYTHONHASHSEED, which are UTC and 0 if unset; a
+    harness's own come after."""
 
 
 class ClosedOptions(LocalOptions):
