@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tokenizers import Tokenizer
 
 from polar.client import AsyncClient
 from polar.config.settings import DEFAULT_MODEL, GatewaySettings, NodeSettings, ServerSettings
 from polar.engines.embedded.weights import ensure_model
 from polar.gateway.server import Gateway
+from polar.harnesses.base import Installation
+from polar.harnesses.shell import Shell
 from polar.models.task import TaskSpec
 from polar.node.node import Node
 from polar.rendering.families import renderer_for
@@ -182,6 +185,15 @@ async def seats_taken(node: Node) -> float:
     return sum(
         value for (name, _), value in (await counted(node)).items() if name == "polar_node_pool_occupied"
     )
+
+
+def install_shell(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    """Have nodes that begin from now on find the shell harness in a version."""
+
+    async def install(_: Shell) -> Installation:
+        return Installation(version)
+
+    monkeypatch.setattr(Shell, "install", install)
 
 
 def shell_task(id: str, command: str, **changes: Any) -> TaskSpec:

@@ -22,7 +22,7 @@ from polar.recordings.recording import Recording, decode
 from polar.trajectory.accounting import Exclusion
 from polar.trajectory.materialise import materialise
 from tests.fakes.scripted_engine import Answer, Script
-from tests.systems import TALK, System, shell_task, system
+from tests.systems import TALK, System, install_shell, shell_task, system
 
 SCRIPT = ["First.", "Second.", "Third.", "Fourth.", "Fifth."]
 
@@ -191,6 +191,30 @@ async def test_a_resumed_session_is_shown_the_names_of_its_own_sandbox(tmp_path:
     assert result.reward == 1.0
     superseded = result.stats.excluded["superseded_by_resume"]
     assert result.stats.sampled_tokens == result.stats.trainable_tokens + superseded
+
+
+async def test_a_recording_of_another_version_of_the_harness_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with system(tmp_path, SCRIPT) as running:
+        client = running.client
+        await client.submit(shell_task("talk", TALK))
+        install_shell(monkeypatch, "1.5.0")
+        async with running.node():
+            await client.wait(["talk"], timeout=60)
+        install_shell(monkeypatch, "1.6.0")
+        async with running.node():
+            await client.branch("talk.0", calls=1)
+            _, branch = await client.wait(["talk"], timeout=60)
+            view = await client.replay("talk.0")
+            (replay,) = await client.wait([view.task_id], timeout=60)
+    for result in (branch, replay):
+        assert (result.status, result.failure, result.attempt) == (
+            SessionStatus.FAILED,
+            FailureReason.TASK,
+            1,
+        )
+        assert "is of shell 1.5.0; this node has shell 1.6.0" in (result.error or "")
 
 
 async def test_a_recording_of_another_model_is_refused(tmp_path: Path) -> None:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
 from sqlalchemy import update
 
 from polar.app.verification import verify
-from polar.models.completion import REPLAYED, RESUMED
+from polar.models.completion import HARNESS_VERSION, REPLAYED, RESUMED
 from polar.models.session import AgentEnd, SessionResult, SessionStatus
 from polar.models.task import OnDivergence
 from polar.recordings import recording
 from polar.store.store import Store
 from polar.store.tables import captures
 from tests.fakes.scripted_engine import Answer, Script
-from tests.systems import ASK, TURNS, System, shell_task, system
+from tests.systems import ASK, TURNS, System, install_shell, shell_task, system
 from tests.waiting import eventually
 
 
@@ -115,6 +116,29 @@ async def test_a_capture_that_cannot_be_read_costs_no_session(tmp_path: Path) ->
         async with running.node(name="second"):
             (result,) = await running.client.wait(["anew"], timeout=120)
     assert (result.status, result.replay, result.stats.completions) == (SessionStatus.COMPLETED, None, 2)
+
+
+async def test_a_session_that_goes_on_with_another_version_of_its_harness_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script: list[Script] = ["One.", "Two.", Answer("Never.", gate=asyncio.Event()), "Three.", "Four."]
+    async with system(tmp_path / "data", script) as running:
+        await running.client.submit(shell_task("moved", TURNS))
+        install_shell(monkeypatch, "1.5.0")
+        async with running.node(name="first"):
+            await running.engine.waiting.wait()
+        install_shell(monkeypatch, "1.6.0")
+        async with running.node(name="second"):
+            (result,) = await running.client.wait(["moved"], timeout=120)
+        recorded = recording.decode(await running.client.recording("moved.0"))
+    assert (result.reward, result.harness_version) == (1.0, "1.6.0")
+    assert result.stats.sampled_tokens == result.stats.trainable_tokens
+    assert [it.extra[HARNESS_VERSION] for it in recorded.completions] == ["1.5.0"] * 2 + ["1.6.0"] * 2
+    assert result.replay is not None
+    assert (result.replay.calls, result.replay.divergence_count) == (2, 1)
+    (divergence,) = result.replay.divergences
+    assert divergence.call is None
+    assert divergence.difference == "Version 1.5.0 of the harness asked, and now version 1.6.0 asks."
 
 
 async def test_without_captures_on_the_server_a_session_begins_anew(tmp_path: Path) -> None:

@@ -285,7 +285,7 @@ async def harness_finding(name: str) -> Finding:
         return HARNESSES.warning(name, error.message, error.hint and _FETCHED)
     except PolarError as error:
         return HARNESSES.problem(name, error.message, error.hint)
-    return HARNESSES.ok(name, installation.version)
+    return HARNESSES.ok(name, installation.version or "installed")
 
 
 async def engine_findings(settings: Settings, say: Say) -> AsyncIterator[Finding]:

@@ -181,7 +181,9 @@ def divergence_parts(report: ReplayReport, *, full: bool) -> Iterator[Renderable
     if report.variations:
         yield Text("\n".join(map(visible, report.variations)), style="dim")
     for one in report.divergences:
-        yield Text(f"\nmodel call {one.call} is not the recorded one; {_TAKEN[one.taken]}", style="bold")
+        what = f"model call {one.call} is not the recorded one; {_TAKEN[one.taken]}"
+        told = "the harness has another version" if one.call is None else what
+        yield Text(f"\n{told}", style="bold")
         yield Padding(_diff(one, full), (0, 0, 0, 2), expand=False)
     if more := report.divergence_count - len(report.divergences):
         yield f"\nand {counted(more, 'divergence')} more"

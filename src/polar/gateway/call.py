@@ -20,7 +20,15 @@ from polar.gateway.reply import SampledMessage, SampledTokens, StopStrings
 from polar.gateway.session import Session
 from polar.gateway.source import AnswerGeneration, AnswerSource
 from polar.models.chat import ChatRequest, FinishReason, Message, Sampling, TokenLogprob, Usage
-from polar.models.completion import CHOICE, LEFT, OMITTED, OUTAGE, STOP_SEQUENCE, Completion
+from polar.models.completion import (
+    CHOICE,
+    HARNESS_VERSION,
+    LEFT,
+    OMITTED,
+    OUTAGE,
+    STOP_SEQUENCE,
+    Completion,
+)
 from polar.models.task import SamplingPin
 from polar.rendering.base import MessageDelta
 
@@ -214,6 +222,7 @@ class ModelCall:
         tokens, message = self._tokens, self._reply.message
         prompt, follows = self._generation.prompt(tokens.prompt_ids), self._extension.follows
         ended_at, left = time.time(), self.session.clock.left
+        version = self.session.grant.harness_version
         reasoning = self._generation.reasoning_tokens
         usage = tokens.usage(len(prompt.ids), reasoning, started_at=self.started_at, ended_at=ended_at)
         completion = Completion(
@@ -244,6 +253,7 @@ class ModelCall:
                 **tokens.counts,
                 **tokens.unrouted(len(prompt.ids), self._generation.routed_from),
                 **({LEFT: f"{left:.3f}"} if left is not None else {}),
+                **({HARNESS_VERSION: version} if version is not None else {}),
                 **self._divergence,
                 **(extra or {}),
             },

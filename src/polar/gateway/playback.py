@@ -28,6 +28,7 @@ from polar.models.completion import (
     CHOICE,
     CONSTRAINT,
     DIVERGED,
+    HARNESS_VERSION,
     NO_IDS,
     REPLAYED,
     RESUMED,
@@ -90,9 +91,11 @@ class Playback:
         *,
         is_whole: bool = True,
         earlier: TokenTree | None = None,
+        harness_version: str | None = None,
     ) -> None:
         """`is_whole`: the recorded agent asked for nothing more, and ended by itself. `earlier`: what earlier
-        attempts at this session captured, whose answers go before those of the recording."""
+        attempts at this session captured, whose answers go before those of the recording. `harness_version`:
+        which version asks now; that another one asked in them is a divergence."""
         self._origin = origin
         attempts = earlier.completions if earlier is not None else ()
         calls = len(tree.completions) if origin.calls is None else origin.calls
@@ -127,6 +130,11 @@ class Playback:
         unused = sum(place < self._end for place in self._unused)
         begins_with = session_id if attempts else origin.session_id
         self.report = ReplayReport(origin=begins_with, unused_calls=unused)
+        asked = dict.fromkeys(it.extra.get(HARNESS_VERSION) for it in attempts)
+        for other in asked if harness_version is not None else ():
+            if other not in (None, harness_version):
+                told = f"Version {other} of the harness asked, and now version {harness_version} asks."
+                self._diverge(Divergence(call=None, taken=OnDivergence.LIVE, difference=told))
 
     async def answer(
         self,

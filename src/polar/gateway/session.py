@@ -43,6 +43,8 @@ class SessionGrant:
     """Whether the model answers to any name: a program that is wrapped as it is may have one built in."""
     deadline_seconds: float | None = None
     """Wall time from opening to the end of all calls; None where whoever opens it also ends it in time."""
+    harness_version: str | None = None
+    """Which version of its harness asks, where that is known."""
     playback: Playback | None = None
     """The recording that answers its first calls; None: the model answers them all."""
     grown: Callable[[Completion, int], None] | None = None

@@ -8,7 +8,6 @@ from typing import Any
 
 from pydantic import Field
 
-from polar import __version__
 from polar.assets.pypi import python_program, python_root
 from polar.harnesses.base import Harness, HarnessContext, Installation, plain_text, provider_environment
 from polar.runtimes.base import Command, ToolDirectory
@@ -41,7 +40,7 @@ class Acp(Harness):
     options: Options
 
     async def install(self) -> Installation:
-        return Installation(__version__, (ToolDirectory(Path(PYTHON), PYTHON),))
+        return Installation(None, (ToolDirectory(Path(PYTHON), PYTHON),))
 
     def files(self, context: HarnessContext) -> dict[PurePosixPath, bytes]:
         return acp_client(context)

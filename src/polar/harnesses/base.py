@@ -24,7 +24,8 @@ LOCKS = Path(__file__).parent / "locks"
 class Installation:
     """A harness prepared once on a node and shared read-only by all its sandboxes."""
 
-    version: str
+    version: str | None
+    """None if it cannot be known, as for a command of the task's own."""
     tools: tuple[ToolDirectory, ...] = ()
 
 

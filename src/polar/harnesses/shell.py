@@ -6,7 +6,6 @@ from pathlib import PurePosixPath
 
 from pydantic import Field
 
-from polar import __version__
 from polar.harnesses.base import Harness, HarnessContext, Installation, provider_environment
 from polar.runtimes.base import Command
 
@@ -41,7 +40,7 @@ class Shell(Harness):
     options: Options
 
     async def install(self) -> Installation:
-        return Installation(version=__version__)
+        return Installation(version=None)
 
     def files(self, context: HarnessContext) -> dict[PurePosixPath, bytes]:
         return {context.home / INSTRUCTION: context.instruction.encode()}

@@ -203,10 +203,10 @@ MOST_VARIATIONS = 16
 
 
 class Divergence(Frozen):
-    """A request that differs from the recorded one."""
+    """A request that differs from the recorded one, or another version of the harness that makes them."""
 
-    call: int = Field(ge=0)
-    """Position among the session's model calls by start, from 0."""
+    call: int | None = Field(ge=0)
+    """Position among the session's model calls by start, from 0; None if the harness's version differs."""
     taken: OnDivergence
     """How it was handled."""
     difference: str = Field(max_length=LONGEST_DIFFERENCE)
@@ -229,7 +229,8 @@ class ReplayReport(Frozen):
     variations: tuple[str, ...] = Field(default=(), max_length=MOST_VARIATIONS)
     """Their first differing lines, as recorded and as received."""
     divergence_count: int = 0
-    """Requests that differ from the recorded ones."""
+    """Requests that differ from the recorded ones; a session that was resumed with another version of its
+    harness has one more."""
     divergences: tuple[Divergence, ...] = Field(default=(), max_length=MOST_DIVERGENCES)
     """The first divergences."""
 
@@ -269,7 +270,7 @@ class SessionResult(Frozen):
     policy_version_max: int | None = None
     """Newest policy version among its tokens."""
     harness_version: str | None = None
-    """Version of the harness."""
+    """Version of the harness; None if unknown, as for `shell` and `acp`."""
     model: str | None = None
     """The model's name, as reported by the engine."""
     logprobs_mode: str | None = None

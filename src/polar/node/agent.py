@@ -70,6 +70,7 @@ class AgentRun:
                 traceparent=self.traceparent,
                 serves_any_name=harness.asks_by_any_name,
                 deadline_seconds=task.budgets.run_seconds,
+                harness_version=self.harness_version,
                 playback=playback,
             )
         )

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from polar.client.uploader import CaptureUploader, GrowingCapture
@@ -158,22 +159,34 @@ class SessionRun:
 
     async def _playback(self) -> Playback | None:
         """What answers the agent's first model calls, where the session begins with another's recording."""
-        origin, id = self.lease.origin, self.lease.session_id
+        origin, id, version = self.lease.origin, self.lease.session_id, self.agent.harness_version
         earlier = await self._earlier_attempts() if self.lease.continues else None
+        begin = partial(Playback, session_id=id, earlier=earlier, harness_version=version)
         if origin is None:
-            return Playback(TokenTree(), Origin(session_id=id), id, earlier=earlier) if earlier else None
+            return begin(TokenTree(), Origin(session_id=id)) if earlier else None
         try:
             recorded = await self.services.origins.get(self.lease, origin.session_id)
         except (NotFound, DamagedRecording) as error:
             raise PolarError(f"the recording of {origin.session_id} cannot be read: {error}") from error
-        theirs, ours = recorded.result, self.services.model
-        if (theirs.model, theirs.renderer) != (ours.name, ours.renderer):
+        self._refuse_another(recorded.result)
+        is_whole = recorded.result.agent_end is AgentEnd.EXITED
+        return begin(recorded.tree, origin, is_whole=is_whole)
+
+    def _refuse_another(self, recorded: SessionResult) -> None:
+        """Raise where a recording is of another model or version of the harness than this node has."""
+        model, version = self.services.model, self.agent.harness_version
+        if (recorded.model, recorded.renderer) != (model.name, model.renderer):
             raise PolarError(
-                f"the recording of {origin.session_id} is of {theirs.model} (renderer: {theirs.renderer}); "
-                f"this node serves {ours.name} (renderer: {ours.renderer})"
+                f"the recording of {recorded.session_id} is of {recorded.model} (renderer: "
+                f"{recorded.renderer}); this node serves {model.name} (renderer: {model.renderer})"
             )
-        is_whole = theirs.agent_end is AgentEnd.EXITED
-        return Playback(recorded.tree, origin, id, is_whole=is_whole, earlier=earlier)
+        if None not in (recorded.harness_version, version) and recorded.harness_version != version:
+            name = self.lease.task.harness.name
+            raise PolarError(
+                f"the recording of {recorded.session_id} is of {name} {recorded.harness_version}; this node "
+                f"has {name} {version}",
+                hint="run it on a node with the version of Polar that recorded it",
+            )
 
     async def _earlier_attempts(self) -> TokenTree | None:
         """What earlier attempts at this session captured; None: it begins anew."""

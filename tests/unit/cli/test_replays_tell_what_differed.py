@@ -137,3 +137,14 @@ def test_the_page_of_a_session_tells_what_it_began_with(tmp_path: Path) -> None:
     assert f"began with      {note}" in shown
     assert "model call 4 is not the recorded one; the agent was ended" in shown
     assert "more lines" not in polar("show", file, "--full").stdout
+
+
+def test_another_version_of_the_harness_is_no_model_call(tmp_path: Path) -> None:
+    made, file = recording(), tmp_path / "session.rec"
+    told = "Version 1 asked, and now version 2 asks."
+    other = Divergence(call=None, taken=OnDivergence.LIVE, difference=told)
+    report = ReplayReport(origin="t.0", divergence_count=1, divergences=(other,))
+    file.write_bytes(encoded(replace(made, result=made.result.model_copy(update={"replay": report}))))
+    shown = polar("show", file).stdout
+    assert f"the harness has another version\n  {told}" in shown
+    assert "is not the recorded one" not in shown

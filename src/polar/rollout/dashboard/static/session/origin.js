@@ -62,7 +62,8 @@ function partings(branches) {
 }
 
 function divergence({ call, taken, difference }, at) {
-  const label = `Model call ${call} is not the recorded one: ${TAKEN[taken] ?? taken}`;
+  const what = `Model call ${call} is not the recorded one: ${TAKEN[taken] ?? taken}`;
+  const label = call === null ? "The harness has another version" : what;
   return folded(label, () => [diff(difference)], at === 0);
 }
 
