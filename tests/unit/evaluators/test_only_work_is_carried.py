@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar.evaluators.base import EvaluationContext
+from polar.evaluators.base import EvaluationContext, EvaluationFailed
 from polar.evaluators.tampering import GUARDED, Change, TamperingFound, compare, find_expression
 from tests.evaluations import agent_does, evaluate, evaluation, make_task
 
@@ -90,6 +91,40 @@ async def test_files_from_the_future_are_old(context: EvaluationContext) -> None
     for place in ("fresh", "live"):
         check = "test docs/notes.txt -nt src/calc.py"
         assert (await evaluate(context, "command", command=check, sandbox=place)).reward == 1.0
+
+
+SMALL_TAR = """#!/bin/sh
+case "$*" in *--exclude*) echo "tar: unrecognized option" >&2; exit 1;; esac
+exec /bin/tar "$@"
+"""
+"""A tar that knows as few options as busybox's may."""
+
+
+@asynccontextmanager
+async def with_tar(directory: Path, tar: str) -> AsyncIterator[EvaluationContext]:
+    """An evaluation in sandboxes with another tar."""
+    (directory / "bin").mkdir()
+    (directory / "bin" / "tar").write_text(tar)
+    (directory / "bin" / "tar").chmod(0o755)
+    options = {"environment": {"PATH": f"{directory}/bin:/usr/bin:/bin"}}
+    task = make_task(FILES, runtime={"name": "process", "options": options})
+    async with evaluation(task, directory) as made:
+        yield made
+
+
+@pytest.mark.parametrize("tar", [SMALL_TAR, '#!/bin/sh\nexec /bin/tar "$@"\n'], ids=["small", "GNU"])
+async def test_any_tar_carries_the_work_without_its_repositories(tmp_path: Path, tar: str) -> None:
+    async with with_tar(tmp_path, tar) as context:
+        await agent_does(context, "echo 2 > src/calc.py; mkdir -p .git src/sub/.git; touch .git/HEAD")
+        check = "grep -qx 2 src/calc.py && test -d src/sub && test ! -e .git && test ! -e src/sub/.git"
+        verdict = await evaluate(context, "command", command=check)
+    assert verdict.reward == 1.0, verdict.report
+
+
+async def test_a_workspace_that_no_tar_packs_is_no_verdict_on_the_agent(tmp_path: Path) -> None:
+    async with with_tar(tmp_path, "#!/bin/sh\nexit 1\n") as context:
+        with pytest.raises(EvaluationFailed, match="evaluator-pack"):
+            await evaluate(context, "command", command="true")
 
 
 @pytest.mark.parametrize(

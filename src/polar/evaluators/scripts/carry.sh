@@ -7,6 +7,7 @@ shift 2
 mkdir "$mine/after"
 tar -x -o -f "$mine/workspace.tar" -C "$mine/after"
 rm "$mine/workspace.tar"
+find "$mine/after" -name .git -prune -exec rm -rf {} +
 if [ "$what" = some ]; then
   find . -path ./.git -prune -o ! -type d \( "$@" \) -exec rm -f {} +
   cd "$mine/after"

@@ -8,6 +8,7 @@ limit=$2
 shift 2
 mkdir "$mine/after"
 tar -x -o -f "$mine/workspace.tar" -C "$mine/after" && rm "$mine/workspace.tar"
+find "$mine/after" -name .git -prune -exec rm -rf {} +
 export GIT_DIR="$mine/git"
 git init --quiet --template= && mkdir -p "$GIT_DIR/info"
 git config core.autocrlf false && git config core.excludesFile /dev/null && git config gc.auto 0
