@@ -41,7 +41,11 @@ def scripted_call(name: str, **arguments: Any) -> str:
 
 
 def harness_task(
-    harness: str, runtime: str | dict[str, Any], instruction: str, options: Mapping[str, Any]
+    harness: str,
+    runtime: str | dict[str, Any],
+    instruction: str,
+    options: Mapping[str, Any],
+    **changes: Any,
 ) -> TaskSpec:
     """A task that is done once hello.txt holds that word."""
     return TaskSpec.model_validate(
@@ -51,6 +55,7 @@ def harness_task(
             "harness": {"name": harness, "options": dict(options)},
             "runtime": runtime,
             "evaluator": {"name": "command", "options": {"command": "grep -qx hello hello.txt"}},
+            **changes,
         }
     )
 
@@ -60,16 +65,18 @@ async def roll_out(
     harness: str,
     script: list[str],
     *,
-    runtime: str = "process",
+    runtime: str | dict[str, Any] = "process",
     instruction: str = INSTRUCTION,
     options: dict[str, Any] | None = None,
+    network_allow: tuple[str, ...] = (),
+    **changes: Any,
 ) -> Rollout:
-    """Have the harness follow the instruction, with the model playing the script."""
-    await require_runtime(runtime)
-    task = harness_task(harness, runtime, instruction, options or {})
+    """Have the harness follow the instruction of a changed task, with the model playing the script."""
+    await require_runtime(runtime if isinstance(runtime, str) else runtime["name"])
+    task = harness_task(harness, runtime, instruction, options or {}, **changes)
     async with system(data_dir, script, max_context=MAX_CONTEXT) as running:
         await running.client.submit(task)
-        async with running.node():
+        async with running.node(network_allow=network_allow):
             return await _rolled_out(running.client, harness)
 
 

@@ -3,8 +3,8 @@
     python acp_client.py SETTINGS COMMAND [ARGUMENT...]
 
 Starts the command, opens a session in the working directory, sends what it reads on standard input as the one
-prompt, answers what the agent asks, and prints what the agent says. SETTINGS is a JSON object: `auth`, `mode`
-and `mcpServers`. The exit code is 0 if the agent says that its turn has ended.
+prompt, answers what the agent asks, and prints what the agent says. SETTINGS is a file with a JSON object:
+`auth`, `mode` and `mcpServers`. The exit code is 0 if the agent says that its turn has ended.
 """
 
 from __future__ import annotations
@@ -304,4 +304,4 @@ async def main(settings: dict[str, Any], command: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(main(json.loads(sys.argv[1]), sys.argv[2:])))
+    sys.exit(asyncio.run(main(json.loads(Path(sys.argv[1]).read_text()), sys.argv[2:])))

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel
 
-from polar.runtimes.base import Command, ToolDirectory
+from polar.config import plugins
+from polar.errors import InvalidInput
+from polar.models.task import TaskSpec, ToolServer
+from polar.runtimes.allow_list import Destination
+from polar.runtimes.base import Command, Runtime, ToolDirectory
 
 NODE = PurePosixPath("/opt/polar/node")
 """Where Node.js is mounted for harnesses that need it."""
@@ -48,6 +54,12 @@ class HarnessContext:
     """Maximum number of tokens per answer."""
     paths: Mapping[PurePosixPath, PurePosixPath] = field(default_factory=dict)
     """Maps the target of each tool directory to its path inside this sandbox."""
+    tools: Mapping[str, ToolServer] = field(default_factory=dict)
+    """The task's own tools, which are offered besides the harness's."""
+
+    def launcher(self, tool: str) -> PurePosixPath:
+        """Return the script that starts a tool server's command."""
+        return self.home / ".polar" / "tools" / f"{tool}.sh"
 
 
 class Harness(ABC):
@@ -55,6 +67,8 @@ class Harness(ABC):
 
     asks_by_any_name: ClassVar[bool] = False
     """Whether it may request its model under other names, all of which the session's model then answers."""
+    takes_tools: ClassVar[bool] = False
+    """Whether it offers the servers of `context.tools`, by its own documented configuration."""
 
     class Options(BaseModel):
         model_config = {"extra": "forbid", "frozen": True}
@@ -88,6 +102,62 @@ class PinnedHarness(Harness):
     @abstractmethod
     def fetch(self) -> dict[PurePosixPath, Path]:
         """Return its directories by their target inside the sandbox, downloading what is not in the cache."""
+
+
+def check_tools(task: TaskSpec) -> None:
+    """Raise InvalidInput if its harness takes no tools, or its sandboxes do not reach a server of them."""
+    if not task.tools:
+        return
+    if not plugins.load("harnesses", task.harness.name).takes_tools:
+        raise InvalidInput(
+            f"tools: harness {task.harness.name!r} takes no tools besides its own",
+            hint="docs/tasks.md#tools says which harnesses do",
+        )
+    runtime: Runtime = plugins.create("runtimes", "runtime", task.runtime)
+    for name, tool in task.tools.items():
+        if tool.url is not None and runtime.is_closed:
+            wanted = _destination(name, tool.url)
+            if not runtime.reaches.names(wanted):
+                raise InvalidInput(
+                    f"tools.{name}.url: sandboxes of this task do not reach {wanted}",
+                    hint="name it in runtime.options.network.allow, and in node.network_allow of the nodes",
+                )
+
+
+def _destination(name: str, url: str) -> Destination:
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port or {"http": 80, "https": 443}[parts.scheme]
+        return Destination.parse(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    except ValueError as error:
+        raise InvalidInput(f"tools.{name}.url: {error}") from None
+
+
+def launchers(context: HarnessContext) -> dict[PurePosixPath, bytes]:
+    """Return a script for each tool server that is a command.
+
+    Harnesses differ in the working directory and the variables that they pass on, and in what they expand.
+    """
+    scripts = {}
+    for name, tool in context.tools.items():
+        if tool.command is not None:
+            lines = [f"export {variable}={shlex.quote(value)}" for variable, value in tool.env.items()]
+            lines += [f"cd {shlex.quote(str(context.workspace))} || exit"]
+            lines += [f"exec {shlex.join((tool.command, *tool.args))}"]
+            scripts[context.launcher(name)] = "\n".join([*lines, ""]).encode()
+    return scripts
+
+
+def mcp_servers(
+    context: HarnessContext, *, url: str = "url", headers: str = "headers", **more: Any
+) -> dict[str, dict[str, Any]]:
+    """Return the tool servers as most harnesses configure them; `url` and `headers` are its own keys."""
+    return {
+        name: {url: tool.url, headers: tool.headers, **more}
+        if tool.command is None
+        else {"command": "/bin/sh", "args": [str(context.launcher(name))], **more}
+        for name, tool in context.tools.items()
+    }
 
 
 def plain_text(instruction: str) -> bytes:

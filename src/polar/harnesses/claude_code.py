@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from polar.assets.node import native
-from polar.harnesses.base import LOCKS, Harness, HarnessContext, PinnedHarness, plain_text, prompt_files
+from polar.harnesses.base import (
+    LOCKS,
+    Harness,
+    HarnessContext,
+    PinnedHarness,
+    json_file,
+    mcp_servers,
+    plain_text,
+    prompt_files,
+)
 from polar.runtimes.base import Command
 
 VERSION = "2.1.325"
 CLAUDE = PurePosixPath("/opt/polar/claude-code")
 STATE = ".claude"
+TOOLS = f"{STATE}/polar-tools.json"
 
 MODEL_VARIABLES = (
     "ANTHROPIC_MODEL",
@@ -53,12 +63,16 @@ class ClaudeCode(PinnedHarness):
 
     options: Options
     version = VERSION
+    takes_tools = True
 
     def fetch(self) -> dict[PurePosixPath, Path]:
         return {CLAUDE: native("claude-code", VERSION, LOCKS / "claude_code.json")}
 
     def files(self, context: HarnessContext) -> dict[PurePosixPath, bytes]:
-        return dict(self._prompts(context).values())
+        files = dict(self._prompts(context).values())
+        if context.tools:
+            files[context.home / TOOLS] = json_file({"mcpServers": self._servers(context)})
+        return files
 
     def command(self, context: HarnessContext) -> Command:
         return Command(
@@ -82,6 +96,8 @@ class ClaudeCode(PinnedHarness):
             arguments += ["--effort", options.effort]
         if options.bare:
             arguments.append("--bare")
+        if context.tools:
+            arguments += ["--strict-mcp-config", "--mcp-config", str(context.home / TOOLS)]
         for flag, (path, _) in self._prompts(context).items():
             arguments += [flag, str(path)]
         return arguments
@@ -109,6 +125,12 @@ class ClaudeCode(PinnedHarness):
         if not self.options.compaction:
             env["DISABLE_COMPACT"] = "1"
         return env
+
+    def _servers(self, context: HarnessContext) -> dict[str, Any]:
+        return {
+            name: {"type": "stdio" if "command" in server else "http", "alwaysLoad": True, **server}
+            for name, server in mcp_servers(context).items()
+        }
 
     def _prompts(self, context: HarnessContext) -> dict[str, tuple[PurePosixPath, bytes]]:
         options = self.options

@@ -13,7 +13,7 @@ from pydantic import Field
 from polar.assets.cache import asset
 from polar.assets.node import native
 from polar.errors import NotInstalled
-from polar.harnesses.base import LOCKS, Harness, HarnessContext, PinnedHarness
+from polar.harnesses.base import LOCKS, Harness, HarnessContext, PinnedHarness, mcp_servers
 from polar.runtimes.base import Command
 
 VERSION = "0.166.0"
@@ -26,6 +26,13 @@ KEY_VARIABLE = "POLAR_KEY"
 
 TEMPLATE_SLUG = "gpt-5.5"
 """The bundled model that the served one is modelled on: newer ones call their tools from JavaScript."""
+
+OF_EVERY_SERVER: dict[str, Any] = {
+    "required": True,
+    "startup_timeout_sec": 120,
+    "default_tools_approval_mode": "approve",
+}
+"""What Codex is told of each of the task's tool servers, without which it would go on where one fails."""
 
 
 class Codex(PinnedHarness):
@@ -47,6 +54,7 @@ class Codex(PinnedHarness):
 
     options: Options
     version = VERSION
+    takes_tools = True
 
     def fetch(self) -> dict[PurePosixPath, Path]:
         _template()
@@ -108,6 +116,7 @@ class Codex(PinnedHarness):
                 ("plugins", "remote_plugin", "apps", "tool_suggest", "goals", "multi_agent"), False
             ),
             "model_providers": {PROVIDER: self._provider(context)},
+            "mcp_servers": mcp_servers(context, headers="http_headers", **OF_EVERY_SERVER),
         }
         if not options.context_files:
             config["project_doc_max_bytes"] = 0
@@ -160,7 +169,7 @@ def _write_template(into: Path) -> None:
 
 
 def _toml(table: dict[str, Any], prefix: str = "") -> str:
-    """Format a table as TOML; its strings, booleans and integers are valid as JSON in both."""
+    """Format a table as TOML; its strings, booleans, integers and lists are valid as JSON in both."""
     lines = [f"{key} = {_value(value)}" for key, value in table.items() if not isinstance(value, dict)]
     for key, value in table.items():
         if isinstance(value, dict):
@@ -168,6 +177,6 @@ def _toml(table: dict[str, Any], prefix: str = "") -> str:
     return "\n".join(lines) + "\n"
 
 
-def _value(value: str | bool | int) -> str:
+def _value(value: str | bool | int | list[str]) -> str:
     # TOML has no surrogate escapes for characters beyond 16 bits and, unlike JSON, needs DEL escaped.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -10,7 +10,16 @@ from pydantic import Field
 
 from polar.assets.cache import asset, lock_tag
 from polar.assets.node import install_npm, node
-from polar.harnesses.base import LOCKS, NODE, Harness, HarnessContext, PinnedHarness, json_file, plain_text
+from polar.harnesses.base import (
+    LOCKS,
+    NODE,
+    Harness,
+    HarnessContext,
+    PinnedHarness,
+    json_file,
+    mcp_servers,
+    plain_text,
+)
 from polar.runtimes.base import Command
 
 PACKAGE = "@google/gemini-cli"
@@ -85,6 +94,7 @@ class GeminiCli(PinnedHarness):
 
     options: Options
     version = VERSION
+    takes_tools = True
 
     def fetch(self) -> dict[PurePosixPath, Path]:
         gemini = asset(f"gemini-cli-{VERSION}-{lock_tag(LOCK)}", partial(install_npm, LOCK))
@@ -140,6 +150,7 @@ class GeminiCli(PinnedHarness):
             "experimental": {"enableAgents": options.agents},
             "agents": {"overrides": {name: {"modelConfig": {"model": context.model}} for name in AGENTS}},
             "tools": tools,
+            "mcpServers": mcp_servers(context, url="httpUrl", trust=True),
             "model": model,
             "modelConfigs": {
                 "customAliases": {name: {"modelConfig": {"model": context.model}} for name in SIDE_CALLS},

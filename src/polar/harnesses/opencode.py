@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from polar.assets.node import native
-from polar.harnesses.base import LOCKS, Harness, HarnessContext, PinnedHarness, json_file
+from polar.harnesses.base import LOCKS, Harness, HarnessContext, PinnedHarness, json_file, mcp_servers
 from polar.runtimes.base import Command
 
 VERSION = "1.18.33"
@@ -18,6 +18,8 @@ APPENDED = f"{STATE}/polar-instructions.md"
 
 PROVIDER = "polar"
 KEY_VARIABLE = "POLAR_KEY"
+TOOL_MS = 120_000
+"""How long a tool server may take to answer; OpenCode's five seconds are too short for a busy machine."""
 
 Tool = Literal["bash", "read", "edit", "glob", "grep", "task", "skill", "todowrite", "webfetch"]
 
@@ -45,6 +47,7 @@ class OpenCode(PinnedHarness):
 
     options: Options
     version = VERSION
+    takes_tools = True
 
     def fetch(self) -> dict[PurePosixPath, Path]:
         # The locked build is the baseline, which also runs on processors without AVX2.
@@ -94,23 +97,30 @@ class OpenCode(PinnedHarness):
             "snapshot": False,
             "lsp": False,
             "formatter": False,
-            "permission": self._permission(),
+            "permission": self._permission(context),
             "model": model,
             "small_model": model,
             "enabled_providers": [PROVIDER],
             "provider": {PROVIDER: self._provider(context)},
             "agent": {"build": self._agent(), "title": {"disable": not options.title}},
             "compaction": {"auto": options.compaction},
+            "mcp": {name: self._server(server) for name, server in mcp_servers(context).items()},
         }
         if options.append_system_prompt is not None:
             config["instructions"] = [str(context.home / APPENDED)]
         return config
 
-    def _permission(self) -> str | dict[str, str]:
+    def _permission(self, context: HarnessContext) -> str | dict[str, str]:
         """Return the permissions; denied tools are not offered to the model."""
         if self.options.tools is None:
             return "allow"
-        return {"*": "deny", "external_directory": "allow", **dict.fromkeys(self.options.tools, "allow")}
+        allowed = (*self.options.tools, *(f"{server}_*" for server in context.tools))
+        return {"*": "deny", "external_directory": "allow", **dict.fromkeys(allowed, "allow")}
+
+    def _server(self, server: dict[str, Any]) -> dict[str, Any]:
+        if "command" not in server:
+            return {"type": "remote", "oauth": False, "timeout": TOOL_MS, **server}
+        return {"type": "local", "command": [server["command"], *server["args"]], "timeout": TOOL_MS}
 
     def _provider(self, context: HarnessContext) -> dict[str, Any]:
         return {

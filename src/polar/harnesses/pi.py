@@ -9,7 +9,15 @@ from pydantic import Field
 
 from polar.assets.cache import asset
 from polar.assets.node import node, unpack_npm
-from polar.harnesses.base import NODE, Harness, HarnessContext, PinnedHarness, json_file, prompt_files
+from polar.harnesses.base import (
+    NODE,
+    Harness,
+    HarnessContext,
+    PinnedHarness,
+    json_file,
+    mcp_servers,
+    prompt_files,
+)
 from polar.runtimes.base import Command
 
 PACKAGE = "@earendil-works/pi-coding-agent"
@@ -49,6 +57,7 @@ class Pi(PinnedHarness):
 
     options: Options
     version = VERSION
+    takes_tools = True
 
     def fetch(self) -> dict[PurePosixPath, Path]:
         pi = asset(f"pi-{VERSION}", lambda into: unpack_npm(PACKAGE, VERSION, INTEGRITY, into))
@@ -59,15 +68,19 @@ class Pi(PinnedHarness):
         return {
             state / "models.json": json_file(self._models(context)),
             state / "settings.json": json_file(self._settings(context)),
+            state / "mcp.json": json_file({"mcpServers": mcp_servers(context, exposure="direct")}),
             **dict(self._prompts(context).values()),
         }
 
     def command(self, context: HarnessContext) -> Command:
         options = self.options
-        arguments = ["--print", "--mode", options.output, "--no-session", "--no-mcp", "--no-approve"]
+        arguments = ["--print", "--mode", options.output, "--no-session", "--no-approve"]
         arguments += ["--provider", PROVIDER, "--model", context.model]
+        if not context.tools:
+            arguments.append("--no-mcp")
         if options.tools is not None:
-            arguments += ["--tools", ",".join(options.tools)] if options.tools else ["--no-tools"]
+            tools = (*options.tools, "mcp__*") if context.tools else options.tools
+            arguments += ["--tools", ",".join(tools)] if tools else ["--no-tools"]
         if options.thinking is not None:
             arguments += ["--thinking", options.thinking]
         if not options.context_files:

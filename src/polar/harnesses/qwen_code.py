@@ -9,7 +9,16 @@ from pydantic import Field
 
 from polar.assets.cache import asset, lock_tag
 from polar.assets.node import install_npm, node
-from polar.harnesses.base import LOCKS, NODE, Harness, HarnessContext, PinnedHarness, json_file, plain_text
+from polar.harnesses.base import (
+    LOCKS,
+    NODE,
+    Harness,
+    HarnessContext,
+    PinnedHarness,
+    json_file,
+    mcp_servers,
+    plain_text,
+)
 from polar.runtimes.base import Command
 
 PACKAGE = "@qwen-code/qwen-code"
@@ -21,6 +30,9 @@ SETTINGS = ".qwen/system-settings.json"
 
 LONGEST_PROMPT = 30_000
 """A limit in characters of up to four bytes; the kernel refuses arguments of 128 KiB or more."""
+
+OF_EVERY_SERVER: dict[str, Any] = {"trust": True, "alwaysLoadTools": True, "discoveryTimeoutMs": 120_000}
+"""What Qwen Code is told of each tool server; else the model would have to search for its tools."""
 
 Tool = Literal[
     "agent",
@@ -65,6 +77,7 @@ class QwenCode(PinnedHarness):
 
     options: Options
     version = VERSION
+    takes_tools = True
 
     def fetch(self) -> dict[PurePosixPath, Path]:
         return {NODE: node(), QWEN: asset(f"qwen-code-{VERSION}-{lock_tag(LOCK)}", _make)}
@@ -128,6 +141,7 @@ class QwenCode(PinnedHarness):
             "agents": {"crossSessionMessaging": False},
             "skills": {"disabledLevels": [] if options.skills else ["bundled"]},
             "tools": tools,
+            "mcpServers": mcp_servers(context, url="httpUrl", **OF_EVERY_SERVER),
             "model": {
                 "generationConfig": {
                     "contextWindowSize": context.max_context,

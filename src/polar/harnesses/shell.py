@@ -6,10 +6,18 @@ from pathlib import PurePosixPath
 
 from pydantic import Field
 
-from polar.harnesses.base import Harness, HarnessContext, Installation, provider_environment
+from polar.harnesses.base import (
+    Harness,
+    HarnessContext,
+    Installation,
+    json_file,
+    mcp_servers,
+    provider_environment,
+)
 from polar.runtimes.base import Command
 
 INSTRUCTION = ".polar/instruction.txt"
+TOOLS = ".polar/tools.json"
 LONGEST_VARIABLE = 120 * 1024
 """The kernel refuses environment variables of 128 KiB or more, including the name."""
 _EXPORT = """
@@ -26,10 +34,11 @@ class Shell(Harness):
     The instruction is in the file `$POLAR_INSTRUCTION_FILE`, on stdin, and, unless it is too long for the
     environment, in `$POLAR_INSTRUCTION`. Base URL, key and model are set for every provider's API, as
     `polar proxy` does, and also as `POLAR_GATEWAY_URL`, `POLAR_KEY` and `POLAR_MODEL`. The session's model
-    answers under any model name.
+    answers under any model name. The task's tools are in the file `$POLAR_TOOLS_FILE`, as `mcpServers`.
     """
 
     asks_by_any_name = True
+    takes_tools = True
 
     class Options(Harness.Options):
         command: str | list[str] = Field(min_length=1)
@@ -43,7 +52,10 @@ class Shell(Harness):
         return Installation(version=None)
 
     def files(self, context: HarnessContext) -> dict[PurePosixPath, bytes]:
-        return {context.home / INSTRUCTION: context.instruction.encode()}
+        return {
+            context.home / INSTRUCTION: context.instruction.encode(),
+            context.home / TOOLS: json_file({"mcpServers": mcp_servers(context)}),
+        }
 
     def command(self, context: HarnessContext) -> Command:
         command = self.options.command
@@ -52,6 +64,7 @@ class Shell(Harness):
             **self.options.env,
             **provider_environment(context.gateway_url, context.key, context.model),
             "POLAR_INSTRUCTION_FILE": str(context.home / INSTRUCTION),
+            "POLAR_TOOLS_FILE": str(context.home / TOOLS),
         }
         if len(context.instruction.encode()) < LONGEST_VARIABLE and "\0" not in context.instruction:
             if {"\n", "\r"} & set(context.instruction):

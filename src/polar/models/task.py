@@ -129,6 +129,42 @@ class Solution(Frozen):
     """Files for the script, in the directory `$POLAR_SOLUTION`."""
 
 
+_VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
+ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9-]{0,31}$")]
+"""Without underscores, by which some harnesses take a tool's name apart."""
+
+
+class ToolServer(Frozen):
+    """An MCP server whose tools the agent has besides its own; exactly one of `command` and `url` is set."""
+
+    command: str | None = Field(default=None, min_length=1, max_length=4096)
+    """A program in the sandbox, started in the workspace, which speaks the protocol over its standard
+    input and output."""
+    args: tuple[str, ...] = Field(default=(), max_length=1000)
+    """The program's arguments."""
+    env: dict[Annotated[str, Field(pattern=_VARIABLE)], str] = Field(default_factory=dict, repr=False)
+    """Environment variables of the program."""
+    url: str | None = Field(default=None, pattern=r"^https?://[^\s/?#@]", max_length=4096)
+    """A server of the protocol's streamable HTTP transport, which the sandbox must be able to reach."""
+    headers: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9-]+$")], str] = Field(
+        default_factory=dict, repr=False
+    )
+    """Headers of every request to the server."""
+
+    def model_post_init(self, _context: object) -> None:
+        if (self.command is None) == (self.url is None):
+            raise ValueError("a tool server needs exactly one of 'command' and 'url'")
+        if self.url is None and self.headers:
+            raise ValueError("'headers' need a 'url'; a command takes 'env'")
+        if self.command is None and (self.args or self.env):
+            raise ValueError("'args' and 'env' need a 'command'; a URL takes 'headers'")
+        if any("\0" in text for text in (self.command or "", *self.args, *self.env.values())):
+            raise ValueError("no program takes a null character")
+        if not all(text.isprintable() and not {"$", "{", "!"} & {*text} for text in self.headers.values()):
+            # Harnesses would put variables, or what a command prints, in their place, each in its own way.
+            raise ValueError("the value of a header must be one printable line without '$', '{' and '!'")
+
+
 class OnDivergence(StrEnum):
     """How a request that differs from the recorded one is handled."""
 
@@ -172,6 +208,8 @@ class TaskSpec(Frozen):
     """Sessions in the group besides the samples; None for none."""
     files: dict[WorkspacePath, FileContent] = Field(default_factory=dict)
     """Files in the workspace before the agent starts."""
+    tools: dict[ToolName, ToolServer] = Field(default_factory=dict, max_length=32)
+    """MCP servers by name, whose tools the harness offers besides its own."""
     prepare: tuple[PrepareStep, ...] = Field(default=(), max_length=100)
     """Steps in the sandbox after that, in order, within `budgets.init_seconds`."""
     artifacts: tuple[WorkspacePath, ...] = Field(default=(), max_length=100)

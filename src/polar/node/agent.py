@@ -10,7 +10,7 @@ from polar.client.uploader import GrowingCapture
 from polar.gateway.playback import Playback
 from polar.gateway.server import Gateway
 from polar.gateway.session import SessionGrant, new_key
-from polar.harnesses.base import Harness, HarnessContext, Installation
+from polar.harnesses.base import Harness, HarnessContext, Installation, launchers
 from polar.models.session import AgentEnd, Lease, ReplayReport
 from polar.runtimes.base import Output, Sandbox
 
@@ -56,7 +56,7 @@ class AgentRun:
         task, gateway = lease.task, services.gateway
         key = new_key()
         context = _context(lease, services, sandbox, installation, key)
-        for path, data in harness.files(context).items():
+        for path, data in {**launchers(context), **harness.files(context)}.items():
             await sandbox.upload(path, data)
         gateway.open_session(
             SessionGrant(
@@ -122,4 +122,5 @@ def _context(
         max_context=task.budgets.max_context_tokens or model.max_context,
         max_tokens=task.sampling.max_tokens or min(DEFAULT_MAX_TOKENS, model.max_context // 2),
         paths={tool.target: sandbox.tool_path(tool) for tool in installation.tools},
+        tools=task.tools,
     )

@@ -18,7 +18,7 @@ from polar.errors import NotFound, PolarError, retry_forever
 from polar.evaluators.base import EvaluationContext, Evaluator
 from polar.gateway.playback import Playback
 from polar.gateway.session import without_keys
-from polar.harnesses.base import Harness, Installation
+from polar.harnesses.base import Harness, Installation, check_tools
 from polar.models.completion import Completion
 from polar.models.component import Component
 from polar.models.delivery import Delivery
@@ -151,6 +151,7 @@ class SessionRun:
         task = self.lease.task
         async with AsyncExitStack() as stack:
             async with self.services.pools.init, budget(task.budgets.init_seconds, "init_seconds"):
+                check_tools(task)
                 harness: Harness = plugins.create("harnesses", "harness", task.harness)
                 installation = await self.services.installations.get(task.harness.name, harness)
                 self.agent.harness_version = installation.version

@@ -249,6 +249,9 @@ class Runtime(ABC):
     async def unavailable(cls) -> str | None:
         """Return why this runtime cannot be used from this machine and what to do, or None. Cached."""
 
+    is_closed: ClassVar[bool] = True
+    """Whether its sandboxes reach the gateway and `reaches`, and nothing else."""
+
     @property
     def reaches(self) -> AllowList:
         """What its sandboxes may reach besides the gateway, as the task asks."""

@@ -63,6 +63,7 @@ class ProcessRuntime(LocalRuntime):
             return given
 
     options: Options
+    is_closed = False
 
     @classmethod
     async def unavailable(cls) -> str | None:

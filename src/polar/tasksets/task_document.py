@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from polar.config import plugins
 from polar.errors import InvalidInput
 from polar.errors import problems as problems_in
+from polar.harnesses.base import check_tools
 from polar.models.component import Component
 from polar.models.task import Solution, TaskSpec
 
@@ -71,7 +72,18 @@ def _check_spec(document: Mapping[str, Any], directory: Path) -> tuple[TaskSpec 
             else:
                 problem = _known_problem(kind, field, component.name, json.dumps(component.options))
             problems += [problem] if problem else []
+    problems = problems or _tool_problems(task)
     return (None, problems) if problems else (task, [])
+
+
+def _tool_problems(task: TaskSpec) -> list[str]:
+    try:
+        check_tools(task)
+    except plugins.UnknownName:
+        return []
+    except InvalidInput as error:
+        return [str(error)]
+    return []
 
 
 def _problem(kind: str, field: str, component: Component) -> str | None:
@@ -146,7 +158,7 @@ def _read_content(target: str, content: Any, directory: Path, problems: list[str
 
 
 _COMPONENTS = ("harness", "evaluator", "runtime", "builder")
-_BY_KEY = ("budgets", "sampling", "branching", "files", "metadata")
+_BY_KEY = ("budgets", "sampling", "branching", "files", "metadata", "tools")
 """Fields merged key by key; of all others the task's own value stands alone."""
 
 

@@ -17,7 +17,9 @@ from tests.fakes import acp_agent
 def run(workspace: Path, *asked: Any, stop: str = "end_turn", settings: str = "{}") -> tuple[int, Any, str]:
     """Return the exit code, what the agent got, and what was said on standard error."""
     agent = (sys.executable, acp_agent.__file__, json.dumps(asked), stop)
-    client = (sys.executable, "-I", "-S", acp_client.__file__, settings)
+    told = workspace / "settings.json"
+    told.write_text(settings)
+    client = (sys.executable, "-I", "-S", acp_client.__file__, str(told))
     ended = subprocess.run((*client, *agent), cwd=workspace, input=b"/do it", capture_output=True, timeout=60)
     said = json.loads(ended.stdout) if ended.stdout else None
     return ended.returncode, said and said["got"], ended.stderr.decode()

@@ -73,6 +73,7 @@ def test_gateway_is_given_to_every_sdk_and_to_others() -> None:
         "A": "b",
         "POLAR_INSTRUCTION_FILE": "/home/agent/.polar/instruction.txt",
         "POLAR_INSTRUCTION": "i",
+        "POLAR_TOOLS_FILE": "/home/agent/.polar/tools.json",
     }
 
 

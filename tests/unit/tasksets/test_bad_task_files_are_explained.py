@@ -184,3 +184,41 @@ def test_any_text_is_parsed_or_refused_as_invalid_input(text: str) -> None:
     for parse in (parse_yaml, parse_json):
         with suppress(InvalidInput):
             parse(text, "file")
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"tools": {"w": {}}}, "tools.w: a tool server needs exactly one of 'command' and 'url'"),
+        ({"tools": {"w": {"command": "a", "url": "http://b"}}}, "exactly one of 'command' and 'url'"),
+        ({"tools": {"w": {"command": "a", "headers": {"B": "c"}}}}, "'headers' need a 'url'"),
+        ({"tools": {"w": {"url": "http://a", "args": ["b"]}}}, "'args' and 'env' need a 'command'"),
+        ({"tools": {"w": {"url": "a.example"}}}, "tools.w.url: must be a URL that begins with http"),
+        ({"tools": {"w": {"url": "http://a", "headers": {"B": "$C"}}}}, "without '$', '{' and '!'"),
+        ({"tools": {"my_words": {"command": "a"}}}, "tools.my_words"),
+        (
+            {"harness": "mini_swe_agent", "tools": {"w": {"command": "a"}}},
+            "tools: harness 'mini_swe_agent' takes no tools besides its own",
+        ),
+        (
+            {"tools": {"w": {"url": "https://a.example/mcp"}}},
+            "tools.w.url: sandboxes of this task do not reach a.example:443 (name it in runtime.",
+        ),
+        ({"tools": {"w": {"url": "http://a.example:99999"}}}, "tools.w.url: Port out of range"),
+    ],
+)
+def test_tools_that_cannot_be_had_are_explained(tmp_path: Path, changes: dict[str, object], why: str) -> None:
+    task = {**TASK, "harness": "pi", "evaluator": "session_completed", **changes}
+    assert why in problem(tmp_path / "t.json", task)
+
+
+@pytest.mark.parametrize(
+    "runtime",
+    ["process", {"name": "bubblewrap", "options": {"network": {"allow": ["*.example:443"]}}}],
+    ids=["open", "listed"],
+)
+def test_tools_that_a_sandbox_reaches_are_taken(tmp_path: Path, runtime: object) -> None:
+    tools = {"w": {"url": "https://a.example/mcp"}}
+    task = {**TASK, "harness": "pi", "evaluator": "session_completed", "runtime": runtime, "tools": tools}
+    (tmp_path / "t.json").write_text(json.dumps(task))
+    assert load_tasks(tmp_path / "t.json")
