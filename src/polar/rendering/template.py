@@ -282,6 +282,13 @@ def _named_tokens(directory: Path) -> dict[str, str]:
 
 
 def tokenizer_config(directory: Path) -> dict[str, Any]:
-    file = directory / "tokenizer_config.json"
-    config: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
-    return config
+    """The tokenizer's settings, with the tokens that older checkpoints name in a file of their own."""
+    config, apart = (
+        _document(directory / name) for name in ("tokenizer_config.json", "special_tokens_map.json")
+    )
+    return config if "added_tokens_decoder" in config else config | apart
+
+
+def _document(file: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+    return document

@@ -391,6 +391,19 @@ def test_the_template_for_tools_renders_where_tools_are_offered(tmp_path: Path, 
         assert (b"<tools>" in b"".join(map(chosen.renderer.spelling, ids))) is bool(tools)
 
 
+@pytest.mark.parametrize("config", [{}, {"bos_token": "</s>"}, {"added_tokens_decoder": {}}], ids=str)
+def test_tokens_that_an_older_checkpoint_names_apart_are_those_of_transformers(
+    tmp_path: Path, config: dict[str, object]
+) -> None:
+    directory = with_bytes(f"{{{{ bos_token }}}}{PLAIN}", tmp_path)
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    named = {"bos_token": "<s>", "eos_token": {"content": "<|im_end|>"}}
+    (directory / "special_tokens_map.json").write_text(json.dumps(named))
+    chosen = Chosen("old", renderer_for("x", directory), PreTrainedTokenizerFast.from_pretrained(directory))
+    asked = [Message(Role.USER, "a")]
+    assert chosen.renderer.render(asked, ()) == chosen.reference_ids(asked, [])
+
+
 def test_what_a_template_cannot_show_is_refused_by_name(case: Case) -> None:
     if case.name != GEMMA.name:
         return
