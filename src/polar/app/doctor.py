@@ -19,7 +19,14 @@ from pathlib import Path
 import httpx
 from tokenizers import Tokenizer
 
-from polar.app.stack import PROBE, Say, connect_engine, leads_to_chat_mode, rendered_model, renderer_of
+from polar.app.stack import (
+    Say,
+    connect_engine,
+    leads_to_chat_mode,
+    rendered_model,
+    renderer_of,
+    tokenises_alike,
+)
 from polar.assets.cache import without_making
 from polar.assets.node import NODE_VERSION, node
 from polar.config import plugins
@@ -403,7 +410,7 @@ async def _renderer_findings(
     engine: Engine, model: ModelInfo, renderer: Renderer, directory: Path
 ) -> AsyncIterator[Finding]:
     tokenizer = read_tokenizer(directory / "tokenizer.json")
-    yield await ENGINE.run_check("tokenizer", lambda: _same_tokenizer(engine, model, tokenizer, directory))
+    yield await ENGINE.run_check("tokenizer", lambda: _same_tokenizer(engine, model, renderer, directory))
     try:
         ids, pieces = await _sample(engine, renderer)
     except EngineError as error:
@@ -413,11 +420,11 @@ async def _renderer_findings(
     yield drift(ids, tokenizer)
 
 
-async def _same_tokenizer(engine: Engine, model: ModelInfo, tokenizer: Tokenizer, directory: Path) -> Finding:
-    theirs = await engine.tokenize(PROBE)
-    if theirs is None:
+async def _same_tokenizer(engine: Engine, model: ModelInfo, renderer: Renderer, directory: Path) -> Finding:
+    is_same = await tokenises_alike(engine, renderer, directory)
+    if is_same is None:
         return ENGINE.warning("tokenizer", f"cannot be compared; assumed to be that of {model.name}")
-    if theirs != tokenizer.encode(PROBE, add_special_tokens=False).ids:
+    if not is_same:
         fix = "set --model, or engine.model in the settings, to the model that the engine serves"
         return ENGINE.problem("tokenizer", f"differs from that in {directory}", fix)
     return ENGINE.ok("tokenizer", "engine and renderer agree")

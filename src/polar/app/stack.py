@@ -10,7 +10,7 @@ import logging
 import shutil
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -34,6 +34,7 @@ from polar.node.node import Node, join
 from polar.node.services import lock_directory, node_directory
 from polar.rendering.base import Renderer
 from polar.rendering.families import renderer_for
+from polar.rendering.template import PROBES
 from polar.rendering.tokenizer import read_tokenizer
 from polar.rollout.server import RolloutServer, announce_server
 from polar.rollout.tokens import load_or_create_secret, load_or_create_token
@@ -361,7 +362,7 @@ async def _renderer(settings: EngineSettings, engine: Engine, model: ModelInfo) 
             error,
         )
         return None
-    await _check_tokenizer(engine, model, name, directory)
+    await _check_tokenizer(engine, model, name, renderer, directory)
     return renderer
 
 
@@ -398,17 +399,31 @@ async def renderer_of(settings: EngineSettings, name: str) -> tuple[Renderer, Pa
     return renderer, directory
 
 
-async def _check_tokenizer(engine: Engine, model: ModelInfo, name: str, directory: Path) -> None:
+async def _check_tokenizer(
+    engine: Engine, model: ModelInfo, name: str, renderer: Renderer, directory: Path
+) -> None:
     """Raise if the engine is known to tokenise differently from the renderer."""
-    ours = read_tokenizer(directory / "tokenizer.json").encode(PROBE, add_special_tokens=False).ids
-    theirs = await engine.tokenize(PROBE)
-    if theirs is None:
+    is_same = await tokenises_alike(engine, renderer, directory)
+    if is_same is None:
         log.warning("the engine's tokenizer cannot be checked; assuming that it serves %s", name)
-    elif theirs != ours:
+    elif not is_same:
         raise InvalidInput(
             f"the engine serves {model.name} with a different tokenizer from that of {name}",
             hint="set --model, or engine.model in the settings, to the model that the engine serves",
         )
+
+
+async def tokenises_alike(engine: Engine, renderer: Renderer, directory: Path) -> bool | None:
+    """Whether the engine tokenises as the renderer does, control tokens included; None if it does not say."""
+    tokenizer = read_tokenizer(directory / "tokenizer.json")
+    written = set(renderer.stop_token_ids)
+    for conversation in PROBES.values():
+        with suppress(InvalidInput):
+            written.update(renderer.render(*conversation))
+    added = tokenizer.get_added_tokens_decoder()
+    text = PROBE + "".join(added[id].content for id in sorted(written & added.keys()))
+    theirs = await engine.tokenize(text)
+    return None if theirs is None else bool(theirs == tokenizer.encode(text, add_special_tokens=False).ids)
 
 
 @asynccontextmanager

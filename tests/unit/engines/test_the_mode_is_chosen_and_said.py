@@ -19,8 +19,10 @@ from polar.engines.embedded.weights import ensure_model
 from polar.engines.replicas import engine_client
 from polar.engines.vllm import VllmEngine
 from polar.errors import InvalidInput, NotInstalled
+from polar.rendering.tokenizer import read_tokenizer
 from tests.fakes.character_chat import Said
 from tests.fakes.vllm_wire import event, usage, vllm_wire
+from tests.tokenizers_of_families import QWEN3, QWEN25, Family
 
 SAMPLED = [event([5], [-0.5], "length"), usage(1), "[DONE]"]
 
@@ -84,6 +86,27 @@ async def test_tokens_mode_is_taken_where_polar_has_a_renderer(
     monkeypatch.setattr(VllmEngine, "tokenize", unsaid)
     async with vllm_wire(SAMPLED) as wire:
         assert await renderer(tmp_path, url=wire.url, model="small") == "template"
+
+
+@pytest.mark.parametrize("served", [QWEN25, QWEN3], ids=lambda family: family.name)
+async def test_an_engine_that_lacks_a_control_token_of_the_model_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, served: Family
+) -> None:
+    """Qwen2.5 and Qwen3 tokenise every text alike, but for the marks of thoughts and results."""
+    of_engine = read_tokenizer(served.directory() / "tokenizer.json")
+
+    async def tokenize(_engine: VllmEngine, text: str) -> list[int]:
+        ids: list[int] = of_engine.encode(text, add_special_tokens=False).ids
+        return ids
+
+    monkeypatch.setattr(polar.app.stack, "ensure_tokenizer", lambda _name: QWEN3.directory())
+    monkeypatch.setattr(VllmEngine, "tokenize", tokenize)
+    async with vllm_wire(SAMPLED) as wire:
+        if served is QWEN3:
+            assert await renderer(tmp_path, url=wire.url, model="small") == "template"
+            return
+        with pytest.raises(InvalidInput, match="a different tokenizer"):
+            await renderer(tmp_path, url=wire.url, model="small")
 
 
 async def test_a_renderer_that_the_user_wrote_is_taken_or_refused(
