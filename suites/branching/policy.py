@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from polar.engines.base import GenerateRequest
@@ -21,6 +22,8 @@ COMMANDS = (
     "echo hello > hello.txt",
     "cat hello.txt && ls -la",
 )
+FAILING = (*COMMANDS[:2], "echo hello > hello.txt; grep two notes.txt", COMMANDS[3])
+"""The same, of which the third one fails although it does what it is for."""
 OTHERWISE = "echo bye > hello.txt"
 MIDDLE = 2
 """The turn before which a task's own branch leaves, and in which a node is killed."""
@@ -31,10 +34,10 @@ LAST_WORDS = 2
 class Policy(Teacher):
     """Does a task in four commands; where a later one is asked for again, it spoils the task instead."""
 
-    def __init__(self, engine: ScriptedEngine, harness: str) -> None:
+    def __init__(self, engine: ScriptedEngine, harness: str, commands: Sequence[str] = COMMANDS) -> None:
         self._agent = AGENTS[harness]
-        super().__init__(engine, self._agent, {INSTRUCTION: COMMANDS})
-        self._later = {self._agent.shell(command) for command in COMMANDS[MIDDLE:]}
+        super().__init__(engine, self._agent, {INSTRUCTION: commands})
+        self._later = {self._agent.shell(command) for command in commands[MIDDLE:]}
         self._said: set[str] = set()
 
     def answer(self, request: GenerateRequest) -> str:

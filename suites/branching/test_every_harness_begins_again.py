@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from polar.app.verification import verify
+from polar.engines.base import GenerateRequest
 from polar.models.completion import REPLAYED, RESUMED, Completion
 from polar.models.session import AgentEnd, SessionResult, SessionStatus
 from polar.models.task import TaskSpec
@@ -22,7 +23,8 @@ from polar.recordings.recording import Recording, decode
 from polar.trajectory.accounting import Exclusion
 from polar.trajectory.materialise import materialise
 from suites.branching.conftest import Room
-from suites.branching.policy import COMMANDS, MIDDLE, Policy
+from suites.branching.policy import COMMANDS, FAILING, MIDDLE, Policy
+from tests.fakes.scripted_engine import Answer
 from tests.rollouts import INSTRUCTION, MAX_CONTEXT, harness_task
 from tests.systems import RUNTIMES, TOKEN, System, system
 from tests.teaching import AGENTS
@@ -123,6 +125,31 @@ async def check_replays_and_branches(directory: Path, harness: str, room: Room) 
     assert (again.reward, again.stats.trainable_tokens) == (1.0, 0)
 
 
+async def check_strategy(
+    directory: Path,
+    room: Room,
+    name: str,
+    calls: int,
+    commands: Sequence[str] = COMMANDS,
+    doubted: str | None = None,
+) -> None:
+    """A session of Pi, in which the policy is uncertain of `doubted` alone, is branched after these calls."""
+    async with system(directory, [], max_context=MAX_CONTEXT) as running:
+        policy = Policy(running.engine, "pi", commands)
+
+        def answer(request: GenerateRequest) -> Answer:
+            said = policy.answer(request)
+            return Answer(said, doubt=1.0 if said == doubted else 0.0)
+
+        running.engine.script.append(answer)
+        await running.client.submit(task("pi", room, branching={"at": name}))
+        async with running.node(runtimes=(*RUNTIMES, room.name)):
+            own = await ended(running, "pi")
+    result, recording = own["pi.0"]
+    assert (result.reward, result.branch_at) == (1.0, (calls,))
+    assert_branched(own["pi.1"], recording, calls)
+
+
 @asynccontextmanager
 async def doomed_node(running: System, harness: str, room: Room) -> AsyncIterator[asyncio.subprocess.Process]:
     """Another process that is a node, in the middle of an answer; it is gone after the block."""
@@ -177,6 +204,15 @@ async def test_a_session_replays_to_its_end_and_branches_in_its_middle(
     tmp_path: Path, harness: str, bubblewrap: Room
 ) -> None:
     await check_replays_and_branches(tmp_path, harness, bubblewrap)
+
+
+async def test_branches_leave_before_the_turn_that_was_uncertain(tmp_path: Path, bubblewrap: Room) -> None:
+    doubted = AGENTS["pi"].shell(COMMANDS[LATER])
+    await check_strategy(tmp_path, bubblewrap, "entropy", LATER, doubted=doubted)
+
+
+async def test_branches_leave_before_the_command_that_failed(tmp_path: Path, bubblewrap: Room) -> None:
+    await check_strategy(tmp_path, bubblewrap, "first_failure", MIDDLE, FAILING)
 
 
 @pytest.mark.parametrize("harness", AGENTS)

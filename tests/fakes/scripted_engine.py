@@ -32,6 +32,8 @@ class Answer:
     fail_at: int = 0
     chunk: int = 1
     """Tokens a chunk."""
+    doubt: float = 0.0
+    """By how much the logprob of each token is below that of `logprob_of`."""
 
 
 Script = str | Answer | Exception | Callable[[GenerateRequest], "str | Answer"]
@@ -102,7 +104,7 @@ class ScriptedEngine(Engine):
                 finished = last
                 yield TokenChunk(
                     ids=piece,
-                    logprobs=[logprob_of(id) for id in piece],
+                    logprobs=[logprob_of(id) - answer.doubt for id in piece],
                     policy_version=self.policy_version,
                     finish_reason=(FinishReason.LENGTH if cut else FinishReason.STOP) if last else None,
                     routing=self._routing(request, ids) if last else None,
