@@ -100,7 +100,8 @@ def signal_inside(pids: set[int], init: ProcessIdentity, number: signal.Signals)
         batch, waiting = waiting[:_BATCH], waiting[_BATCH:]
         with ExitStack() as stack:
             held = {pid: stack.enter_context(pidfd(pid)) for pid in batch}
-            for pid in inside(init):
+            # A shell that saw its child end before it was told itself would end as if all were well.
+            for pid in sorted(inside(init)):
                 if (descriptor := held.get(pid)) is not None:
                     send_signal(descriptor, number)
 

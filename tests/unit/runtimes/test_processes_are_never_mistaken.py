@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from polar.runtimes import processes
 from polar.runtimes.base import Host
 from polar.runtimes.local import reap_sandboxes
-from polar.runtimes.processes import ProcessIdentity, end_strays
+from polar.runtimes.processes import ProcessIdentity, end_strays, signal_inside
 
 
 @pytest.fixture
@@ -48,6 +51,25 @@ def test_recycled_pid_is_left_alone(
     assert reap_sandboxes(Host(tmp_path)) == 1
     assert sleeper.poll() is None
     assert not pids.parent.exists()
+
+
+def test_older_processes_are_signalled_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell that waits for a child hears of its own end before the child is gone."""
+    told: list[int] = []
+
+    def note(descriptor: int, _: signal.Signals) -> None:
+        described = Path(f"/proc/self/fdinfo/{descriptor}").read_text()
+        told.append(int(described.partition("Pid:")[2].split()[0]))
+
+    monkeypatch.setattr(processes, "send_signal", note)
+    init = ProcessIdentity.of(os.getpid())
+    assert init is not None
+    with ExitStack() as stack:
+        started = [stack.enter_context(subprocess.Popen(["sleep", "600"])) for _ in range(40)]
+        for process in started:
+            stack.callback(process.kill)
+        signal_inside({process.pid for process in started}, init, signal.SIGTERM)
+    assert told == sorted(process.pid for process in started)
 
 
 def test_unfinished_pid_file_does_not_stop_the_reaping(tmp_path: Path) -> None:

@@ -221,6 +221,20 @@ def test_a_trace_with_a_reward_of_its_own_is_compared_with_others_of_the_kind() 
     assert (credited[10], credited[11], credited[20]) == (0.25, 0.5, -0.25)
 
 
+@pytest.mark.parametrize("objective", [TREE, TURN])
+def test_turns_with_rewards_of_their_own_are_compared_with_each_other(objective: ObjectiveSettings) -> None:
+    """A branch is judged for what it sampled itself, and its turns share the weight of their sample."""
+    apart = sessions((FIRST, SECOND, BRANCH), (1.0, 0.0, 0.0), APART).samples
+    rewards = {"a0": 0.0, "a1": 0.6, "a2": 1.0, "b0": 0.2, "b1": 0.0, "c1": 0.6}
+    one = Group("task", tuple(judged(session, rewards) for session in apart))
+    found = made(one, objective)
+    mean = sum(rewards.values()) / len(rewards)
+    tokens = {10: "a0", 11: "a1", 12: "a1", 13: "a2", 20: "b0", 21: "b1", 30: "c1", 31: "c1"}
+    assert by_token(found) == pytest.approx({token: rewards[turn] - mean for token, turn in tokens.items()})
+    weights = by_token(found, "weights")
+    assert [weights[token] for token in (11, 12, 13, 30, 31)] == pytest.approx([weights[10] / 2] * 5)
+
+
 PATHS = st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=3), min_size=1, max_size=3)
 BRANCHES = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.integers(0, 2)), max_size=4)
 
