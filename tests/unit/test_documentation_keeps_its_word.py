@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from polar.config import plugins
 from polar.config.settings import Settings
 from polar.evaluators.base import EvaluationContext, Evaluator
 from polar.models import dashboard
+from polar.models.chat import FinishReason
 from polar.models.session import TrajectoryStats
 from polar.models.task import TaskSpec
 from polar.recordings.tree import TokenTree
@@ -92,6 +94,16 @@ async def test_the_evaluator_of_the_reference_scores(
     evaluator_class = python_block("evaluators.md")["ShortAnswer"]
     evaluator = evaluator_class(evaluator_class.Options(most=10))
     assert await score(evaluator, tmp_path, "answer.txt", written) == reward
+
+
+async def test_the_evaluator_of_turns_on_the_page_scores_each() -> None:
+    evaluator_class = python_block("evaluators.md", 2)["acts"]
+    task = TaskSpec(id="guide", instruction="x", harness="shell", evaluator="command")
+    turns = list(recording().completions)
+    turns[0] = replace(turns[0], finish_reason=FinishReason.TOOL_CALLS)
+    context = EvaluationContext(task, MagicMock(), TrajectoryStats(), 30.0, completions=lambda: turns)
+    verdict = await evaluator_class(evaluator_class.Options()).evaluate(context)
+    assert verdict.trace_rewards == {turn.id: float(turn is turns[0]) for turn in turns}
 
 
 def test_the_branching_strategy_of_the_page_chooses() -> None:
