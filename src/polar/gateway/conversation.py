@@ -1,16 +1,19 @@
 """Finds the conversation a request extends, and the exact tokens the policy saw and sampled in it.
 
 What a session has said is a tree of messages. A request walks it from the root; the last sampled message it
-passes is the turn it extends. A history comes again in the same words nearly always, so each step compares
-it with the message that came there last, as text: it is neither hashed nor read as JSON again.
+passes is the turn it extends. A history comes again in the same words nearly always. One that begins like a
+path that was walked lately is compared with it as a whole and walks on from its end; each further step
+compares a message with the one that came there last. Neither is hashed nor read as JSON again.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from operator import itemgetter
+from typing import NamedTuple
 
 import orjson
 
@@ -20,6 +23,8 @@ from polar.recordings.growth import Turn
 
 _LONGEST_SPLIT = 8
 """In how many messages a harness may send one sampled message back."""
+_PATHS = 8
+"""How many conversations may go on at once before one of them is walked from its root again."""
 _OTHER_TOOLSETS = 8
 """How many other sets of tools are searched, the latest first, for what a request follows."""
 
@@ -35,10 +40,6 @@ class Extension:
     """The deepest turn whose messages the request repeats, also where its tools are others."""
     messages: tuple[Message, ...] = ()
     """The whole request, with recorded messages for those that they stand for."""
-
-
-_Walked = tuple[Turn | None, int, tuple[Message, ...]]
-"""The deepest turn that messages pass, how many of them lead to it, and all of them as they are recorded."""
 
 
 class _MessageNode:
@@ -83,6 +84,69 @@ class _MessageNode:
         self._following.setdefault(key_of(message), node)
 
 
+class _Wording(NamedTuple):
+    """What messages are compared by, in columns: long histories are compared without a step for each."""
+
+    contents: list[str]
+    roles: list[Role]
+    calls: list[tuple[int, str, str]]
+    """By message, with name and arguments."""
+
+    @classmethod
+    def of(cls, messages: Sequence[Message]) -> _Wording:
+        return cls(
+            [message.content for message in messages],
+            [message.role for message in messages],
+            [
+                (place, call.name, call.arguments)
+                for place, message in enumerate(messages)
+                if message.tool_calls
+                for call in message.tool_calls
+            ],
+        )
+
+    def first(self, count: int) -> _Wording:
+        calls = self.calls[: bisect_left(self.calls, (count, "", ""))]
+        return _Wording(self.contents[:count], self.roles[:count], calls)
+
+    def begins(self, other: _Wording) -> bool:
+        """Whether another history begins with this one, and someone else speaks next in it."""
+        count = len(self.roles)
+        # A message of the assistant may be the rest of the last one.
+        return other.roles[count : count + 1] != [Role.ASSISTANT] and other.first(count) == self
+
+    def followed_by(self, other: _Wording, kept: Sequence[Message]) -> _Wording:
+        """A history that begins with this one, in texts that are kept already where these are equal: clients
+        send all of it anew with every request."""
+        texts = [message.content for message in kept]
+        texts += [call.arguments for message in kept for call in message.tool_calls]
+        known = {text: text for text in texts}
+        return _Wording(
+            self.contents + [known.get(text, text) for text in other.contents[len(self.contents) :]],
+            other.roles,
+            self.calls
+            + [(place, name, known.get(text, text)) for place, name, text in other.calls[len(self.calls) :]],
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Path:
+    """Messages that lead from a root to a turn, as they were last sent."""
+
+    root: _MessageNode
+    end: _MessageNode
+    wording: _Wording
+
+    def __len__(self) -> int:
+        return len(self.wording.roles)
+
+
+_Walked = tuple[_MessageNode | None, int, dict[int, Message]]
+"""Where the deepest turn that messages pass ends, how many of them lead there, and the recorded messages that
+stand for some of them, by place."""
+_NOWHERE: _Walked = None, 0, {}
+
+
 class Conversations:
     """The conversations of one session."""
 
@@ -90,17 +154,23 @@ class Conversations:
         self._roots: dict[bytes, _MessageNode] = {}
         """By the tools offered, the latest last: they stand before every message."""
         self._latest: tuple[tuple[ToolDefinition, ...], bytes] | None = None
+        self._paths: list[_Path] = []
+        """The latest last."""
         self._turns: dict[str, tuple[Turn, _MessageNode, _MessageNode]] = {}
         """By completion, each with the root of its tools and where its sampled message ends."""
 
     def find(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> Extension:
         root = self._roots.get(self._key(tools))
-        turn, matched, said = _walk(root, messages)
-        if turn is not None:
-            return Extension(turn, said[matched:], turn, said)
-        follows, _, elsewhere = self._followed(messages, root)
-        said = said if follows is None else elsewhere
-        return Extension(None, said, follows, said)
+        end, matched, recorded = self._matched(root, messages) if root is not None else _NOWHERE
+        turn = follows = end.turn if end is not None else None
+        if turn is None:
+            end, _, elsewhere = self._followed(messages, root)
+            if end is not None:
+                follows, recorded = end.turn, elsewhere
+        said = tuple(messages)
+        if recorded:
+            said = tuple(recorded.get(place, message) for place, message in enumerate(messages))
+        return Extension(turn, said[matched:], follows, said)
 
     def add(self, turn: Turn, tools: Sequence[ToolDefinition]) -> None:
         """Remember a finished completion; the latest of equal ones is the one that is continued."""
@@ -157,10 +227,22 @@ class Conversations:
             said_from.alias(joined(messages[said:]), place)
         return place
 
+    def _matched(self, root: _MessageNode, messages: Sequence[Message]) -> _Walked:
+        """As `_walk`, from the end of the longest path that the messages begin with."""
+        wording = _Wording.of(messages)
+        known = (path for path in self._paths if path.root is root and path.wording.begins(wording))
+        path = max(known, key=len, default=_Path(root, root, _Wording.of(())))
+        end, matched, recorded = _walk(path.end, messages, len(path))
+        if end is not None and end.turn is not None and not recorded:
+            others = [other for other in self._paths if other is not path]
+            passed = path.wording.followed_by(wording.first(matched), end.turn.messages[len(path) :])
+            self._paths = [*others[1 - _PATHS :], _Path(root, end, passed)]
+        return end, matched, recorded
+
     def _followed(self, messages: Sequence[Message], root: _MessageNode | None) -> _Walked:
         others = (place for place in reversed(self._roots.values()) if place is not root)
         found = [_walk(place, messages) for place in islice(others, _OTHER_TOOLSETS)]
-        return max(found, key=itemgetter(1), default=(None, 0, tuple(messages)))
+        return max(found, key=itemgetter(1), default=_NOWHERE)
 
     def _key(self, tools: Sequence[ToolDefinition]) -> bytes:
         if self._latest is not None and self._latest[0] == tuple(tools):
@@ -181,11 +263,11 @@ def _adds_to(known: tuple[Message, ...], messages: tuple[Message, ...]) -> bool:
     )
 
 
-def _walk(root: _MessageNode | None, messages: Sequence[Message]) -> _Walked:
-    node = root
-    found: Turn | None = None
-    said = list(messages)
-    matched = count = 0
+def _walk(start: _MessageNode, messages: Sequence[Message], count: int = 0) -> _Walked:
+    """The first `count` messages lead to `start`."""
+    node: _MessageNode | None = start
+    found, matched = (start, count) if start.turn is not None else (None, 0)
+    recorded: dict[int, Message] = {}
     end = len(messages)
     while node is not None and count < end:
         message = messages[count]
@@ -195,10 +277,10 @@ def _walk(root: _MessageNode | None, messages: Sequence[Message]) -> _Walked:
         else:
             node, count = node.step(message), count + 1
             if node is not None and node.wording is not None and not is_answer:
-                said[count - 1] = replace(message, content=node.wording)
+                recorded[count - 1] = replace(message, content=node.wording)
         if is_answer and node is not None and node.turn is not None:
-            found, matched = node.turn, count
-    return found, matched, tuple(said)
+            found, matched = node, count
+    return found, matched, recorded
 
 
 def _step_over_split(

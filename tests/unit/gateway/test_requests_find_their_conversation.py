@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -194,6 +196,36 @@ def test_tokens_are_kept_once_and_cannot_be_written() -> None:
         assert turn.prompt_ids().tolist() == [*turn.parent.ids().tolist(), number * 10]
     with pytest.raises(ValueError, match="read-only"):
         turns[0].prompt_ids()[0] = 1
+
+
+class Sent(str):
+    """A text whose end can be seen."""
+
+    __slots__ = ("__weakref__",)
+
+
+def test_what_a_client_sends_again_is_not_kept() -> None:
+    story = Story()
+    turn = story.answer([user("hi")], said("I look.", CALL))
+    turn = story.answer([*turn.messages, user("go on")], said("Done."))
+    for _ in range(2):
+        call = replace(CALL, arguments=Sent(CALL.arguments))
+        sent = [replace(message, content=Sent(message.content)) for message in turn.messages]
+        sent[1] = replace(sent[1], tool_calls=(call,))
+        texts = [weakref.ref(text) for text in (call.arguments, *(message.content for message in sent))]
+        assert story.found(*sent, user("so?")) is turn
+        del call, sent
+        gc.collect()
+        assert [text() for text in texts] == [None] * len(texts)
+
+
+def test_a_history_that_was_sent_before_goes_on_where_its_answer_does() -> None:
+    """The turn it led to may be the beginning of a longer answer that comes back in two messages."""
+    story = Story()
+    part = story.answer([user("hi")], said("a"))
+    whole = story.answer([user("hi")], said("ab", CALL))
+    assert story.found(user("hi"), said("a"), user("go on")) is part
+    assert story.found(user("hi"), said("a"), said("b", CALL), user("go on")) is whole
 
 
 HEARD = st.sampled_from([user("u"), user("v"), Message(Role.TOOL, "t"), Message(Role.SYSTEM, "s")])
