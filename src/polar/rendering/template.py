@@ -243,9 +243,12 @@ def _compile(text: str, directory: Path) -> Template:
         # Those that can do without show a date of their own: the same prompt on every day.
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     try:
-        return environment.from_string(text)
+        template = environment.from_string(text)
     except TemplateError as error:
         raise InvalidInput(f"{directory}: its chat template cannot be read: {error}") from None
+    # Copied into every context: of a dictionary that takes a tenth of the time that it takes of a ChainMap.
+    template.globals = dict(template.globals)
+    return template
 
 
 class _GenerationTag(Extension):

@@ -31,6 +31,8 @@ TEMPLATE = "template"
 ASKED = Message(Role.USER, "u")
 MARK, THOUGHT_MARK = f"m{token_hex(12)}", f"t{token_hex(12)}"
 """Unguessable placeholders for a turn's text and its thoughts."""
+_MARKED = json.dumps({MARK: MARK})
+"""The arguments of a placeholder turn's calls."""
 _OPENING = 16
 """Number of final prompt ids in which an opened thought is looked for."""
 _HIDING = [chr(0xFDD0 + n) for n in range(32)]
@@ -189,8 +191,7 @@ class TemplateRenderer(Renderer):
 
     def stand_in(self, turn: Message) -> Message:
         """A placeholder turn with the same parts."""
-        arguments = json.dumps({MARK: MARK})
-        calls = tuple(replace(call, arguments=arguments) for call in turn.tool_calls)
+        calls = tuple(replace(call, arguments=_MARKED) for call in turn.tool_calls)
         says = not calls or (bool(turn.content) and not self.says_last)
         return Message(Role.ASSISTANT, MARK if says else "", THOUGHT_MARK if turn.reasoning else None, calls)
 

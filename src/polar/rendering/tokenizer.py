@@ -14,6 +14,7 @@ import codecs
 import re
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
 from threading import Lock
 
@@ -113,12 +114,21 @@ class TextStream:
         return self._decoder.decode(b"", final=True)
 
 
+_SHORT = 32
+"""Maximum characters of texts such as stand between the messages of a template, over and over."""
+_SHORT_TEXTS = 1_024
+"""Number of short texts that are cached."""
 _WORTH_KEEPING = 512
-"""Minimum characters to cache; shorter texts are tokenised as fast as looked up."""
+"""Minimum characters to cache of other texts, whose ids take longer to copy."""
 _ROOM = 16 * 1024 * 1024
 """Maximum cached characters: with their ids about 32 MB of plain text."""
 _SEEN = 65_536
 """Number of texts remembered as seen once."""
+
+
+def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+    return ids
 
 
 class KeptTexts:
@@ -129,6 +139,7 @@ class KeptTexts:
 
     def __init__(self, tokenizer: Tokenizer, room: int = _ROOM) -> None:
         self._tokenizer = tokenizer
+        self._short = lru_cache(_SHORT_TEXTS)(partial(_ids, tokenizer))
         self._room = room
         self._used = 0
         self._kept: OrderedDict[str, Ids] = OrderedDict()
@@ -146,6 +157,8 @@ class KeptTexts:
         return [ids if ids is not None else next(encoded) for ids in found]
 
     def _known(self, text: str) -> list[int] | None:
+        if len(text) <= _SHORT:
+            return list(self._short(text))
         if len(text) < _WORTH_KEEPING:
             return None
         with self._lock:
@@ -159,11 +172,11 @@ class KeptTexts:
     def _encode(self, texts: list[str]) -> list[list[int]]:
         if len(texts) == 1 or sum(map(len, texts)) < _WORTH_KEEPING:
             # Short ones sooner than the tokenizer's other threads would begin with them.
-            made = [self._tokenizer.encode(text, add_special_tokens=False) for text in texts]
+            encoded = [_ids(self._tokenizer, text) for text in texts]
         else:
             # Without offsets, which are not used and take a fifth of the time.
             made = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        encoded: list[list[int]] = [each.ids for each in made]
+            encoded = [each.ids for each in made]
         with self._lock:
             for text, ids in zip(texts, encoded, strict=True):
                 if len(text) >= _WORTH_KEEPING:

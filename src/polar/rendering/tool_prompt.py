@@ -63,7 +63,10 @@ def _without_tools(messages: Iterable[Message]) -> Iterator[Message]:
             yield Message(Role.USER, "\n".join(results))
         else:
             for message in group:
-                yield replace(message, content=assistant_text(message), tool_calls=())
+                is_shown = not message.tool_calls
+                yield (
+                    message if is_shown else replace(message, content=assistant_text(message), tool_calls=())
+                )
 
 
 def _section(tools: Sequence[ToolDefinition]) -> str:

@@ -29,11 +29,19 @@ def test_a_long_text_is_tokenised_twice_and_never_again() -> None:
     assert len(encode.asked) == 2
 
 
-def test_callers_may_change_what_they_get() -> None:
+def test_what_a_template_writes_between_messages_is_tokenised_once() -> None:
+    encode: Any = CountingTokenizer()
+    texts = KeptTexts(encode)
+    assert {tuple(texts.ids("user\n")) for _ in range(10)} == {(117, 115, 101, 114, 10)}
+    assert len(encode.asked) == 1
+
+
+@pytest.mark.parametrize("length", [5, 600])
+def test_callers_may_change_what_they_get(length: int) -> None:
     texts = KeptTexts(cast(Any, CountingTokenizer()))
     for _ in range(4):
-        got = texts.ids("x" * 600)
-        assert got == [120] * 600
+        got = texts.ids("x" * length)
+        assert got == [120] * length
         got.clear()
 
 
