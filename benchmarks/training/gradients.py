@@ -15,7 +15,7 @@ from polar.training.policy import load_policy
 from polar.training.settings import ModelSettings
 
 EQUAL = 1e-5
-"""Of the largest gradient, in float64: what is left is the float32 of the terms' weights and of the norms."""
+"""Of the largest gradient, in float64: what is left is the float32 of the terms' weights."""
 CLOSE = 1e-4
 """The same in float32, from the gradient in float64."""
 

@@ -18,12 +18,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from polar.app.weights import SharedWeights
 from polar.engines.embedded.weights import ensure_model
 from polar.engines.transfer import Share
 from polar.errors import InvalidInput, NotInstalled
 from polar.training.head import Manner, score, to_device
+from polar.training.linear_attention import LINEAR, StateTree, gated_delta_nets, has_kernels
 from polar.training.routing import RoutingReplay
 from polar.training.settings import Lora, ModelSettings
 from polar.training.weight_files import write_weights
@@ -78,9 +80,13 @@ class TrainerPolicy:
         if is_packed:
             self._check_layers(most_tokens)
         self._check_head()
+        models = [model for model in (self._causal, self._reference) if model is not None]
+        self._states: StateTree | None = None
+        if is_packed and gated_delta_nets(self._causal):
+            self._states = StateTree(models, self._device, has_kernels=has_kernels(self._device, self._dtype))
         self._routing: RoutingReplay | None = None
         if settings.routing == "replay":
-            self._routing = RoutingReplay(filter(None, (self._causal, self._reference)))
+            self._routing = RoutingReplay(models)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -172,6 +178,10 @@ class TrainerPolicy:
         mask: Any = None
         if self._is_packed:
             batch, mask = self._mask(batch)
+        if self._states is not None:
+            self._states.follow(batch)
+            # By layer type: what transformers derives a mask for linear attention from is no block mask.
+            mask = {FULL: mask, LINEAR: None}
         ids, positions = (
             to_device(array, self._device).long()[None] for array in (batch.ids, batch.positions)
         )
@@ -189,8 +199,12 @@ class TrainerPolicy:
         return batch, block_mask_of(to_device(batch.ends, self._device))
 
     def _precision(self) -> Any:
-        is_mixed = self._dtype is torch.bfloat16
-        return torch.autocast(self._device.type, self._dtype) if is_mixed else nullcontext()
+        match self._dtype:
+            case torch.bfloat16:
+                return torch.autocast(self._device.type, self._dtype)
+            case torch.float64:
+                return Doubled()
+        return nullcontext()
 
     def _frozen_copy(self, settings: ModelSettings) -> Any:
         """A copy of the current model; None if disabling the adapter gives the same."""
@@ -201,14 +215,17 @@ class TrainerPolicy:
     def _check_layers(self, most_tokens: int) -> None:
         """Refuse models with layers that a mask cannot keep from seeing other traces of a batch."""
         config = self._causal.config.get_text_config()
-        kinds = set(getattr(config, "layer_types", None) or [FULL])
+        layers = list(getattr(config, "layer_types", None) or [FULL])
+        kinds = set(layers)
+        if len(gated_delta_nets(self._causal)) == layers.count(LINEAR):
+            kinds.discard(LINEAR)
         window = getattr(config, "sliding_window", None)
         if window is not None and window >= most_tokens:
             kinds.discard("sliding_attention")
         if others := sorted(kinds - {FULL}):
             raise InvalidInput(
                 f"model {self.directory.name}: it has layers of {', '.join(others)}, which cannot be packed",
-                hint="set batch.pack to alone, or train a model whose layers all have full attention",
+                hint="set batch.pack to alone, or train a model of full attention and Gated DeltaNet alone",
             )
 
     def _check_head(self) -> None:
@@ -229,6 +246,19 @@ class TrainerPolicy:
                 f"model {self.directory.name}: its logits are scaled or capped after its last layer",
                 hint="this trainer computes them in chunks and would train another model",
             )
+
+
+class Doubled(TorchFunctionMode):  # type: ignore[misc]
+    """Computes in float64 what models compute in float32 whatever they are given, such as norms."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        def doubled(value: Any) -> Any:
+            return torch.float64 if value is torch.float32 else value
+
+        named = {name: doubled(value) for name, value in (kwargs or {}).items()}
+        return (Tensor.double if func is Tensor.float else func)(*map(doubled, args), **named)
 
 
 def load_policy(
@@ -262,12 +292,15 @@ def load_policy(
         torch._dynamo.config.automatic_dynamic_shapes = False
     if dtype is torch.float64:
         model.double()
+        # Grouped products of experts know no float64.
+        model.set_experts_implementation("eager")
     if dtype is torch.float32:
         # Said aloud, in both ways to say it: some FlexAttention takes silence for leave to multiply in TF32.
         torch.set_float32_matmul_precision("highest")
         torch.backends.cuda.matmul.fp32_precision = "ieee"
     if settings.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        again = {"context_fn": lambda: (nullcontext(), Doubled())} if dtype is torch.float64 else {}
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False} | again)
         model.config.use_cache = False
     model.train()
     policy = TrainerPolicy(

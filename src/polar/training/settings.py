@@ -49,8 +49,8 @@ class Pack(StrEnum):
     SEQUENCE = "sequence"
     """Every trace is separate."""
     ALONE = "alone"
-    """Every trace is a batch: for models with layers that no mask keeps from seeing other traces, such as
-    linear attention."""
+    """Every trace is a batch: for models whose layers cannot be packed, such as those with a window shorter
+    than a batch, or with linear attention other than Gated DeltaNet."""
 
 
 class Lora(Frozen):

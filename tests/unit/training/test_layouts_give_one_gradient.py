@@ -103,9 +103,11 @@ def test_per_request_merged_and_tree_packed_gradients_are_equal(
     assert apart(policy, objective) <= TOLERANCE
 
 
-def test_in_double_precision_they_are_one(tiny_model: Path) -> None:
+@pytest.mark.parametrize("model", ["tiny_model", "tiny_hybrid"])
+def test_in_double_precision_they_are_one(model: str, request: pytest.FixtureRequest) -> None:
     """What is left is the single precision in which the terms' weights are kept."""
-    policy = load_policy(ModelSettings(name=str(tiny_model), device="cpu", chunk=5, precision="float64"))
+    name = str(request.getfixturevalue(model))
+    policy = load_policy(ModelSettings(name=name, device="cpu", chunk=5, precision="float64"))
     assert apart(policy, ObjectiveSettings(kl=0.1, entropy=0.01)) <= 1e-6
 
 

@@ -92,6 +92,23 @@ def test_a_run_prefers_what_was_rewarded(tiny_model: Path, tmp_path: Path) -> No
     assert [one.step for one in checkpoints(run.out / CHECKPOINTS)] == [4, 6]
 
 
+def test_a_model_with_linear_attention_learns_from_trees_as_from_traces(
+    tiny_hybrid: Path, tmp_path: Path
+) -> None:
+    model = {"name": str(tiny_hybrid), "device": "cpu", "precision": "float64"}
+    runs = [
+        settings(tiny_hybrid, tmp_path / pack, model=model, batch={"tokens": 40, "pack": pack}, steps=3)
+        for pack in ("tree", "alone")
+    ]
+    before = preference(runs[0].model)
+    trees, alone = (tensors(train(run, quiet()).weights) for run in runs)
+    for name, value in trees.items():
+        torch.testing.assert_close(value, alone[name], rtol=1e-6, atol=1e-7)
+    assert preference(runs[0].model, runs[0].out / CHECKPOINTS / "step-000003" / "weights") > before + 0.05
+    computed = [sum(line["tokens"] for line in lines(run.out)) for run in runs]
+    assert computed[0] < computed[1]
+
+
 def test_an_adapter_learns_and_leaves_the_model_alone(tiny_model: Path, tmp_path: Path) -> None:
     model = {"name": str(tiny_model), "device": "cpu", "lora": {"rank": 4, "alpha": 8}}
     run = settings(tiny_model, tmp_path, model=model, optimizer={"lr": 1e-2}, steps=4)

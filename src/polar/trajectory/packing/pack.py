@@ -66,7 +66,7 @@ def pack_sequences(rows: Iterable[TrainingRow], budget: int) -> Packing:
 
 
 def pack_alone(rows: Iterable[TrainingRow], budget: int) -> Packing:
-    """Make each row a batch: for models with layers that no mask keeps from seeing other rows."""
+    """Make each row a batch: for models with layers that would see other rows of a batch."""
     fitting, over_budget = _fitting(rows, budget)
     pieces = list(map(_apart, fitting))
     return _packing(pieces, budget, over_budget, bins=[[number] for number in range(len(pieces))])
