@@ -28,7 +28,7 @@ from benchmarks.report import machine
 from benchmarks.training import faithfulness, models, turns
 from benchmarks.training.figure import chart
 from benchmarks.training.gradients import Agreement, compare_gradients
-from benchmarks.training.layouts import LAYOUTS, read_recordings, reduced
+from benchmarks.training.layouts import LAYOUTS, ONE_A_PASS, read_recordings, reduced
 from benchmarks.training.speed import Measurement, measure
 from polar.app.stack import connect_engine
 from polar.config.settings import DEFAULT_MODEL, load_settings
@@ -63,7 +63,7 @@ def main() -> None:
             check_goals([], agreement)
             return
         measured = []
-        for layout in LAYOUTS:
+        for layout in (ONE_A_PASS, *LAYOUTS) if asked.model == "hybrid" else LAYOUTS:
             measured.append(measure(layout, recordings, model, asked.budget, asked.seconds))
             # Told as they come: the time on a borrowed GPU may end before the last.
             report_speed(asked, recordings, measured)
@@ -78,7 +78,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--sessions", type=Path, help="recordings; else .offline/sessions, else a few are made"
     )
-    parser.add_argument("--model", help="a name or directory; `shape`, `small`: random weights")
+    parser.add_argument("--model", help="a name or directory; `shape`, `small`, `hybrid`: random weights")
     parser.add_argument("--budget", type=int, default=32_768 if is_gpu else 4_096, help="tokens of a pass")
     parser.add_argument("--seconds", type=float, default=10.0 if is_gpu else 0.0, help="at least, a layout")
     parser.add_argument("--lora", type=int, help="train an adapter of this rank instead of all weights")
@@ -115,7 +115,7 @@ def sessions(asked: argparse.Namespace, scratch: Path) -> list[Recording]:
     recordings = read_recordings(directory)[: asked.limit]
     if not asked.calls:
         return recordings
-    vocabulary = models.VOCABULARY if asked.model == "small" else None
+    vocabulary = models.VOCABULARY if asked.model in ("small", "hybrid") else None
     return [reduced(one, asked.calls, vocabulary) for one in recordings]
 
 
@@ -133,6 +133,8 @@ def model_settings(asked: argparse.Namespace, scratch: Path) -> ModelSettings:
     match name:
         case "small":
             name = str(models.small_model(scratch))
+        case "hybrid":
+            name = str(models.hybrid_model(scratch))
         case "shape":
             name = str(models.default_shape(scratch))
     lora = Lora(rank=asked.lora, alpha=2 * asked.lora) if asked.lora else None

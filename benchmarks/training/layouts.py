@@ -37,6 +37,8 @@ LAYOUTS = (
     Layout("prefix_merging", _MERGING, Pack.SEQUENCE, 5.39),
     Layout("prefix_merging + tree packing", _MERGING, Pack.TREE, 8.0),
 )
+ONE_A_PASS = Layout("per_request, one trace a pass", PerRequest(PerRequest.Options()), Pack.ALONE)
+"""How models with linear attention train where they cannot be packed."""
 
 
 def read_recordings(directory: Path) -> list[Recording]:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
+)
 
 DEFAULT: dict[str, object] = {
     "vocab_size": 49_152,
@@ -21,7 +28,7 @@ DEFAULT: dict[str, object] = {
 }
 """SmolLM2-135M, with positions for long prompts."""
 VOCABULARY = 512
-"""Of the small model."""
+"""Of the small models."""
 SMALL: dict[str, object] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 64,
@@ -32,19 +39,33 @@ SMALL: dict[str, object] = {
     "head_dim": 32,
     "max_position_embeddings": 131_072,
 }
+HYBRID: dict[str, object] = SMALL | {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+}
+"""Three of four layers of linear attention, as Qwen3.5 has them."""
 
 
 def default_shape(into: Path) -> Path:
     """The default model's shape: as fast as with its weights, which need not be there."""
-    return _write(into, DEFAULT)
+    return _write(into, LlamaForCausalLM, LlamaConfig(**DEFAULT))
 
 
 def small_model(into: Path) -> Path:
     """One thin layer and a small vocabulary: what a CPU trains in seconds."""
-    return _write(into, SMALL)
+    return _write(into, LlamaForCausalLM, LlamaConfig(**SMALL))
 
 
-def _write(into: Path, shape: dict[str, object]) -> Path:
+def hybrid_model(into: Path) -> Path:
+    """Four thin layers, three of them of linear attention."""
+    return _write(into, Qwen3_5ForCausalLM, Qwen3_5TextConfig(**HYBRID))
+
+
+def _write(into: Path, kind: type[PreTrainedModel], config: PretrainedConfig) -> Path:
     torch.manual_seed(0)
-    LlamaForCausalLM(LlamaConfig(**shape)).save_pretrained(into)
+    kind(config).save_pretrained(into)
     return into

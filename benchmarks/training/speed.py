@@ -15,7 +15,7 @@ from polar.training.learner import Learner
 from polar.training.metrics import GpuUsage
 from polar.training.objective import Measured, policy_loss
 from polar.training.policy import TrainerPolicy, load_policy
-from polar.training.settings import DivergenceLimits, ModelSettings, OptimizerSettings
+from polar.training.settings import DivergenceLimits, ModelSettings, OptimizerSettings, Pack
 from polar.trajectory.packing.batch import Batch
 
 LEARNING_RATE = 1e-6
@@ -64,7 +64,7 @@ def measure(
     made = laid_out(recordings, layout, budget)
     packed = time.perf_counter() - began
     batches = made.packing.batches
-    policy = load_policy(model, most_tokens=budget)
+    policy = load_policy(model, most_tokens=budget, is_packed=layout.pack is not Pack.ALONE)
     _warm_up(policy, batches)
     learner = Learner(
         policy, partial(policy_loss, settings=OBJECTIVE), OptimizerSettings(lr=LEARNING_RATE), UNLIMITED, 1

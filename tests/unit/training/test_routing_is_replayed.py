@@ -23,6 +23,7 @@ from polar.trajectory.packing.batch import Batch, Trained, TrainingRow
 from polar.trajectory.packing.pack import pack_alone, pack_sequences, pack_trees
 from tests.fakes.routing import routing_of
 from tests.fakes.scripted_rollouts import sample, turns
+from tests.fakes.tiny_hybrid import write_tiny_hybrid
 from tests.fakes.tiny_moe import SMALL, NoisySampler, write_tiny_moe
 from tests.fakes.trace_oracle import context
 
@@ -70,6 +71,13 @@ def test_replayed_routing_gives_the_logprobs_that_were_sampled_with(moe: Path, l
     batches = LAYOUTS[layout](rows_of(moe, noise=0.3), 128).batches
     assert apart(policy_of(moe), batches) < 1e-5
     assert apart(policy_of(moe, routing="own"), batches) > 1e-2
+
+
+def test_a_model_with_linear_attention_replays_it_along_a_tree(tmp_path: Path) -> None:
+    hybrid = write_tiny_hybrid(tmp_path, "Qwen3Next")
+    batches = pack_trees(rows_of(hybrid, noise=0.3), 128).batches
+    assert apart(policy_of(hybrid), batches) < 1e-5
+    assert apart(policy_of(hybrid, routing="own"), batches) > 1e-2
 
 
 def test_tokens_without_routing_take_the_routers_own(moe: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 from benchmarks.training.faithfulness import compare, compared, rescored, versions
 from benchmarks.training.figure import chart
 from benchmarks.training.gradients import Agreement, compare_gradients
-from benchmarks.training.layouts import LAYOUTS, laid_out, reduced
+from benchmarks.training.layouts import LAYOUTS, ONE_A_PASS, laid_out, reduced
 from benchmarks.training.speed import measure
 from polar.recordings.recording import Recording
 from polar.training.policy import TrainerPolicy
@@ -43,6 +43,20 @@ def test_every_layout_learns_the_same_from_fewer_tokens(
         assert one.loss == pytest.approx(measured[0].loss, rel=1e-4)
         assert one.grad_norm == pytest.approx(measured[0].grad_norm, rel=1e-4)
     assert all(layout.name in chart("title", measured) for layout in LAYOUTS)
+
+
+def test_trees_of_linear_attention_learn_what_one_trace_a_pass_does(
+    tiny_hybrid: Path, recordings: list[Recording]
+) -> None:
+    model = ModelSettings(name=str(tiny_hybrid), device="cpu")
+    alone, trees = (
+        measure(layout, recordings, model, BUDGET, least_seconds=0.0) for layout in (ONE_A_PASS, LAYOUTS[2])
+    )
+    assert alone.passes == alone.traces > trees.passes
+    assert alone.trained_tokens == trees.trained_tokens
+    assert alone.tokens > trees.tokens
+    assert trees.loss == pytest.approx(alone.loss, rel=1e-4)
+    assert trees.grad_norm == pytest.approx(alone.grad_norm, rel=1e-4)
 
 
 def test_gradients_are_one_in_double_precision_and_close_in_single(
