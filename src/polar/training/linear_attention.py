@@ -39,7 +39,7 @@ _CONVOLUTION, _RULE = "causal_conv1d_fn", "torch_chunk_gated_delta_rule"
 
 
 def has_kernels(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether transformers computes this with kernels: what it falls back to knows every precision."""
+    """Whether kernels compute the rule, which know bfloat16 alone; plain functions know every precision."""
     return device.type == "cuda" and dtype is torch.bfloat16 and find_spec("fla") is not None
 
 

@@ -132,6 +132,14 @@ def test_activations_that_are_computed_again_follow_the_same_tree(
     assert apart(again, plain, pack_trees, rows_of(MIXED)) <= EXACT
 
 
+def test_compiled_layers_follow_the_tree(tiny_hybrid: Path, plain: TrainerPolicy) -> None:
+    """Compiled, functions are looked up anew: what replaces them has to stay out of that."""
+    policy = load(tiny_hybrid, precision="float32")
+    for layer in policy.model.model.layers:
+        layer.compile(backend="eager")
+    assert apart(policy, plain, pack_trees, rows_of(MIXED)) <= 1e-4
+
+
 def test_adapters_of_such_layers_follow_the_tree(tiny_hybrid: Path) -> None:
     found = []
     for is_packed, pack in ((False, pack_alone), (True, pack_trees)):
