@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from polar.app.own_system import DATA, ServerAddress, only_writer, own_settings, rollout_server
 from polar.app.stack import Say
@@ -24,6 +22,7 @@ from polar.models.task import TaskSpec
 from polar.tasksets.files import load_tasks
 from polar.training import checkpoint
 from polar.training.checkpoint import Checkpoint
+from polar.training.in_thread import in_thread
 from polar.training.learner import Learner, LossOf
 from polar.training.loop import CHECKPOINTS, HeldOutNumbers, Nowhere, Training, WeightSink
 from polar.training.metrics import board, require
@@ -160,30 +159,11 @@ def server_beside_trainer(
     own = own_settings(settings.out, rollouts.config, engine, rollouts.concurrency)
     if own.engine.gpu_memory is None and settings.model.device != "cpu":
         own = own.updated(engine={"gpu_memory": BESIDE_TRAINER})
-    started: Future[ServerAddress] = Future()
-    ending: Future[None] = Future()
-
-    async def serve() -> None:
-        async with rollout_server(own, tasks, say) as address:
-            started.set_result(address)
-            await asyncio.wrap_future(ending)
-
-    def tell(ended: Future[None]) -> None:
-        if started.done() and (error := ended.exception()):
-            # The trainer sees a server that does not answer, and gives up after a while.
-            log.error("the run's own rollout server has ended: %s", error)
-
-    with _short_turns(), ThreadPoolExecutor(1, thread_name_prefix="polar-rollouts") as thread:
-        serving = thread.submit(asyncio.run, serve())
-        serving.add_done_callback(tell)
-        try:
-            first: list[Future[Any]] = [started, serving]
-            wait(first, return_when=FIRST_COMPLETED)
-            if not started.done():
-                serving.result()
-            yield started.result()
-        finally:
-            ending.set_result(None)
+    with (
+        _short_turns(),
+        in_thread("the run's own rollout server", rollout_server(own, tasks, say)) as address,
+    ):
+        yield address
 
 
 @contextmanager
