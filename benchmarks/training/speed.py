@@ -77,7 +77,7 @@ def measure(
     with GpuUsage(policy.device) as busy:
         began = time.perf_counter()
         while not numbers or time.perf_counter() - began < least_seconds:
-            numbers.append(learner.learn(batches))
+            numbers.append(learner.learn(made))
         seconds = (time.perf_counter() - began) / len(numbers)
         share = busy.share()
     return Measurement(

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from itertools import islice
+from statistics import fmean
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from polar.errors import PolarError
+from polar.training.material import Material
 from polar.training.objective import Loss, Measured
 from polar.training.policy import TrainerPolicy
 from polar.training.settings import ADAPTER_LR, FULL_LR, DivergenceLimits, OptimizerSettings
@@ -20,6 +23,14 @@ LossOf = Callable[[Batch, Measured], Loss]
 
 class Diverged(PolarError):
     """The run has left the range in which it can learn."""
+
+
+class Prepared(NamedTuple):
+    """A batch, and what other policies than the trainer's current one say of its terms."""
+
+    batch: Batch
+    old: Tensor | None
+    reference: Tensor | None
 
 
 class Learner:
@@ -52,17 +63,20 @@ class Learner:
         self._share = _schedule(settings, steps)
         self._steps = 0
 
-    def learn(self, batches: Sequence[Batch]) -> dict[str, float]:
-        """Make the step's updates; a step without a trained token makes none."""
+    def learn(self, material: Material) -> dict[str, float]:
+        """Make the step's updates, one per minibatch and pass; a step without a trained token makes none.
+
+        Numbers are means over the minibatches of the last pass.
+        """
         numbers = {"lr": self.lr * self._share(self._steps)}
         for parameters in self._optimizer.param_groups:
             parameters["lr"] = numbers["lr"]
-        batches = [batch for batch in batches if len(batch.terms)]
-        if batches:
-            olds = self._olds(batches)
-            references = [self._reference(batch) for batch in batches]
-            for _ in range(self._settings.updates):
-                numbers |= self._update(batches, olds, references)
+        parts = [[batch for batch in one.batches if len(batch.terms)] for one in material.minibatches]
+        minibatches = self._prepare([part for part in parts if part])
+        for _ in range(self._settings.updates if minibatches else 0):
+            found = [self._update(batches) for batches in minibatches]
+            names = dict.fromkeys(name for one in found for name in one)
+            numbers |= {name: fmean(one[name] for one in found if name in one) for name in names}
         self._steps += 1
         return numbers
 
@@ -76,25 +90,28 @@ class Learner:
             parameters.update(betas=self._settings.betas, weight_decay=self._settings.weight_decay)
         self._steps = state["steps"]
 
-    def _olds(self, batches: Sequence[Batch]) -> list[Tensor | None]:
-        """The reference logprobs of ratios; the first update's own if there is only one update."""
-        if self._settings.updates == 1:
-            return [None] * len(batches)
-        return [self.policy.logprobs(batch) for batch in batches]
+    def _prepare(self, minibatches: Sequence[Sequence[Batch]]) -> list[list[Prepared]]:
+        """Compute what stays the same in all of the step's updates, before the first."""
+        batches = [batch for minibatch in minibatches for batch in minibatch]
+        # The policy before the only update is the one that it measures.
+        has_old = self._settings.updates * len(minibatches) > 1
+        olds = [self.policy.logprobs(batch) if has_old else None for batch in batches]
+        references = [self._reference(batch) for batch in batches]
+        prepared = map(Prepared, batches, olds, references)
+        return [list(islice(prepared, len(minibatch))) for minibatch in minibatches]
 
     def _reference(self, batch: Batch) -> Tensor | None:
         return self.policy.reference_logprobs(batch) if self._has_reference else None
 
-    def _update(
-        self, batches: Sequence[Batch], olds: Sequence[Tensor | None], references: Sequence[Tensor | None]
-    ) -> dict[str, float]:
+    def _update(self, batches: Sequence[Prepared]) -> dict[str, float]:
         losses: list[Loss] = []
-        for batch, old, reference in zip(batches, olds, references, strict=True):
-            loss = self._loss(batch, Measured(*self.policy.measure(batch), old, reference))
+        for one in batches:
+            measured = Measured(*self.policy.measure(one.batch), one.old, one.reference)
+            loss = self._loss(one.batch, measured)
             loss.value.backward()
             losses.append(Loss(loss.value.detach(), loss.sums))
         norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters, self._settings.max_grad_norm)
-        numbers = _numbers(losses, norm, sum(len(batch.terms) for batch in batches))
+        numbers = _numbers(losses, norm, sum(len(one.batch.terms) for one in batches))
         self._check(numbers)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)

@@ -74,7 +74,7 @@ class Training:
             material = self.source.take(self.versions)
             taken = time.monotonic()
             try:
-                numbers = self.learner.learn(material.packing.batches)
+                numbers = self.learner.learn(material)
             except Diverged as error:
                 raise Diverged(f"step {self.step + 1}: {error.message}", hint=_advice(kept)) from None
             learnt = time.monotonic()

@@ -23,7 +23,7 @@ from polar.trajectory.learnable import (
 )
 from polar.trajectory.materialise import materialise
 from polar.trajectory.packing.batch import Floats, Packing, TrainingRow, row
-from polar.trajectory.packing.pack import pack_alone, pack_sequences, pack_trees
+from polar.trajectory.packing.pack import join, pack_alone, pack_sequences, pack_trees
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +75,16 @@ class PolicyVersions:
 class Material:
     """The data of one step."""
 
-    packing: Packing
+    minibatches: tuple[Packing, ...]
+    """Disjoint parts of the step, for an update each; one unless there are groups for more."""
     numbers: dict[str, float] = field(default_factory=dict)
     """Rewards and staleness of the sessions."""
     excluded: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def packing(self) -> Packing:
+        """All minibatches together."""
+        return join(self.minibatches)
 
 
 def material(
@@ -87,14 +93,15 @@ def material(
     batch: BatchSettings,
     versions: PolicyVersions,
     seed: int = 0,
+    minibatches: int = 1,
 ) -> Material:
-    """Pack the groups for the current policy; `seed` is the run's."""
+    """Pack the groups for the current policy, in minibatches as far as there are groups for them.
+
+    `seed` is the run's.
+    """
     excluded: Counter[str] = Counter()
-    credited = [
-        found
-        for group in groups
-        for found in _credit(group, objective, batch.tokens, versions, excluded, seed)
-    ]
+    by_group = [list(_credit(group, objective, batch.tokens, versions, excluded, seed)) for group in groups]
+    credited = [one for group in by_group for one in group]
     sessions = [session for group in groups for session in group.samples]
     # Branches leave where somebody chose: their rewards are not those of the policy by itself.
     own = [session.result.reward for session in sessions if not session.is_branch]
@@ -109,10 +116,17 @@ def material(
     if any(one.trace.routing is not None for one in credited):
         numbers["unrouted_tokens"] = float(sum(one.trace.unrouted_tokens for one in credited))
     numbers |= _branch_numbers(sessions, credited)
+    parts = _deal([group for group in by_group if group], minibatches)
     scored = sum(session.reward is not None and not session.is_branch for session in sessions)
-    constant = 1 / (objective.session_tokens * max(1, scored))
-    packing = pack(weighted_rows(credited, objective.level, constant), batch)
-    return Material(packing, numbers, excluded)
+    constant = minibatches / (objective.session_tokens * max(1, scored))
+    packings = (pack(weighted_rows(part, objective.level, constant), batch) for part in parts)
+    return Material(tuple(packings), numbers, excluded)
+
+
+def _deal(groups: Sequence[list[Credited]], count: int) -> list[list[Credited]]:
+    """Deal groups to as many parts as there are groups for, at least one."""
+    count = max(1, min(count, len(groups)))
+    return [[one for group in groups[part::count] for one in group] for part in range(count)]
 
 
 def _branch_numbers(sessions: Sequence[EndedSession], credited: Sequence[Credited]) -> dict[str, float]:

@@ -77,7 +77,9 @@ class RolloutSource:
     def take(self, versions: PolicyVersions) -> Material:
         groups = asyncio.run(self._groups())
         settings = self._settings
-        made = material(groups, settings.objective, settings.batch, versions, settings.seed)
+        made = material(
+            groups, settings.objective, settings.batch, versions, settings.seed, settings.minibatches
+        )
         made.excluded[Excluded.TASKS_RESTING] += self._passed_over
         self._passed_over = 0
         self._step += 1

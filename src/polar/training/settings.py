@@ -269,6 +269,9 @@ class GrpoSettings(RunSettings):
 
     groups: int = Field(default=4, ge=1)
     """Groups per step."""
+    minibatches: int = Field(default=1, ge=1)
+    """Parts that a step's groups are dealt to, each with an optimizer step of its own; ratios are to the
+    policy before the first."""
     rollouts: RolloutSettings | None = None
     recordings: FromFile | None = None
     """A directory of recordings to learn from, instead of rolling out: no engine is needed."""
@@ -278,6 +281,8 @@ class GrpoSettings(RunSettings):
     def _has_one_source(self) -> GrpoSettings:
         if (self.rollouts is None) == (self.recordings is None):
             raise ValueError("exactly one of 'rollouts' and 'recordings' is needed")
+        if self.minibatches > self.groups:
+            raise ValueError(f"{self.groups} groups cannot be dealt to {self.minibatches} minibatches")
         return self
 
     @property

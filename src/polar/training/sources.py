@@ -78,7 +78,9 @@ class Recordings(_ShuffledSource):
         groups = [self._next() for _ in range(settings.groups)]
         # How stale a token is, is counted from the newest policy recorded.
         newest = PolicyVersions(self._newest)
-        return material(groups, settings.objective, settings.batch, newest, settings.seed)
+        return material(
+            groups, settings.objective, settings.batch, newest, settings.seed, settings.minibatches
+        )
 
     def _next(self) -> Group:
         turn = self._order.round, self._order.next()
@@ -110,7 +112,7 @@ class Dataset(_ShuffledSource):
                 credited.append(Credited(name, name, trace))
         packing = pack(weighted_rows(credited, settings.level), settings.batch)
         excluded = Counter[str]({Excluded.TRACES_OVER_BUDGET: too_long})
-        return Material(packing, {"rows": float(len(chosen))}, excluded)
+        return Material((packing,), {"rows": float(len(chosen))}, excluded)
 
 
 def _index(directory: Path) -> tuple[list[tuple[str, list[Path]]], int]:

@@ -46,9 +46,8 @@ def test_arrays_keep_their_values_whatever_their_layout_in_memory() -> None:
 
 
 def test_numbers_of_an_update_are_sums_of_losses_and_means_over_terms(tiny_model: Path) -> None:
-    batches = material(
-        groups(), ObjectiveSettings(), BatchSettings(tokens=40), PolicyVersions(0)
-    ).packing.batches
+    made = material(groups(), ObjectiveSettings(), BatchSettings(tokens=40), PolicyVersions(0))
+    batches = made.packing.batches
     assert len(batches) > 1
     policy = load_policy(ModelSettings(name=str(tiny_model), device="cpu"))
     logprobs, entropy = map(torch.cat, zip(*map(policy.measure, batches), strict=True))
@@ -57,7 +56,7 @@ def test_numbers_of_an_update_are_sums_of_losses_and_means_over_terms(tiny_model
     def loss(_: Batch, measured: Measured) -> Loss:
         return Loss(measured.logprobs.sum(), {"entropy": measured.entropy.detach().sum()})
 
-    found = Learner(policy, loss, OptimizerSettings(), DivergenceLimits(), steps=1).learn(batches)
+    found = Learner(policy, loss, OptimizerSettings(), DivergenceLimits(), steps=1).learn(made)
     assert found["loss"] == pytest.approx(float(logprobs.detach().sum()))
     assert found["entropy"] == pytest.approx(float(entropy.detach().mean()))
     assert found["grad_norm"] == pytest.approx(float(torch.nn.utils.get_total_norm(slopes)), rel=1e-4)

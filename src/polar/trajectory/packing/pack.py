@@ -7,7 +7,7 @@ trains it (see `Terms`), and what a token sees is exactly its own row up to it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,6 +90,15 @@ def pack_trees(rows: Iterable[TrainingRow], budget: int) -> Packing:
         unique += sum(len(run.ids) for run in runs)
         pieces += _pieces(runs, budget)
     return _packing(pieces, budget, over_budget, sum(piece.size for piece in pieces) - unique)
+
+
+def join(packings: Sequence[Packing]) -> Packing:
+    """All their batches as one packing."""
+    return Packing(
+        tuple(batch for one in packings for batch in one.batches),
+        tuple(name for one in packings for name in one.over_budget),
+        PackingStats(*map(sum, zip(*(astuple(one.stats) for one in packings), strict=True))),
+    )
 
 
 def _fitting(rows: Iterable[TrainingRow], budget: int) -> tuple[Iterator[TrainingRow], list[str]]:
