@@ -1,7 +1,8 @@
 """The losses, as sums over the terms of a packed batch.
 
 Each term carries its own weight, so how rows fall into batches, and whether they share tokens, changes
-neither loss nor gradient: add both up over the batches of a step.
+neither loss nor gradient: add both up over the batches of a step. What is of a whole trace, such as the ratio
+of a sequence, is computed from the terms of its row, which always lie in one batch.
 """
 
 from __future__ import annotations
@@ -12,7 +13,16 @@ import torch
 from torch import Tensor
 
 from polar.training.head import to_device
-from polar.training.settings import MOST_TOKEN_KL, ObjectiveSettings
+from polar.training.settings import (
+    MOST_TOKEN_KL,
+    KlEstimator,
+    KlPlace,
+    ObjectiveSettings,
+    OldPolicy,
+    Outliers,
+    Surrogate,
+    Unit,
+)
 from polar.trajectory.packing.batch import Batch
 
 MOST_LOG_RATIO = 20.0
@@ -39,35 +49,65 @@ class Loss:
     sums: dict[str, Tensor]
 
 
+class _Traces:
+    """Sums over the terms of each trace, given to each of them.
+
+    In double precision, so that a trace's neighbours in the batch change nothing.
+    """
+
+    def __init__(self, batch: Batch, device: torch.device) -> None:
+        self._rows = to_device(batch.terms.rows, device)
+        self._count = len(batch.names)
+
+    def total(self, values: Tensor) -> Tensor:
+        return self._totals(values)[self._rows].to(values.dtype)
+
+    def mean(self, values: Tensor) -> Tensor:
+        return self.total(values) / self.total(torch.ones_like(values))
+
+    def rest(self, values: Tensor) -> Tensor:
+        """The sum over a term and the later ones of its trace."""
+        before = values.double().cumsum(0) - values
+        return (self._totals(values).cumsum(0)[self._rows] - before).to(values.dtype)
+
+    def _totals(self, values: Tensor) -> Tensor:
+        empty = values.new_zeros(self._count, dtype=torch.float64)
+        return empty.index_add(0, self._rows, values.double())
+
+
 def policy_loss(batch: Batch, measured: Measured, settings: ObjectiveSettings) -> Loss:
-    """The clipped surrogate, corrected for having been sampled by another policy than the trainer's.
+    """The surrogate, corrected for having been sampled by another policy than the trainer's.
 
     Three policies: the one that sampled (recorded, of whatever version each token is), the trainer's
-    before this step's updates (old), and the trainer's now. Clipping holds `now` near `old`; what `old`
-    differs from the recorded one is importance-weighted, truncated so that no token counts too much.
+    before this step's updates (old, unless that is the recorded one too), and the trainer's now. Clipping
+    holds `now` near `old`; what `old` differs from the recorded one is importance-weighted, within a band so
+    that no token counts too much.
     """
     terms, now = batch.terms, measured.logprobs
     weights, advantages, recorded = (
         to_device(array, now.device) for array in (terms.weights, terms.advantages, terms.logprobs)
     )
-    old = now.detach() if measured.old is None else measured.old
-    importance = _ratio(old, recorded)
-    ratio = _ratio(now, old)
-    clipped = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high)
-    surrogate = torch.minimum(ratio * advantages, clipped * advantages)
-    value = -(weights * importance.clamp(max=settings.max_importance) * surrogate).sum()
-    sums = {
-        "entropy": measured.entropy.detach().sum(),
-        "behaviour_kl": _divergence(recorded, now.detach()).clamp(max=MOST_TOKEN_KL).sum(),
-        "clip_fraction": (clipped * advantages < ratio * advantages).detach().sum(),
-        "tis_fraction": (importance > settings.max_importance).sum(),
-    }
+    before = now.detach() if measured.old is None else measured.old
+    old = recorded if settings.old is OldPolicy.RECORDED else before
+    traces = _Traces(batch, now.device)
+    importance, is_outside = _importance(old - recorded, traces, settings)
+    divergence, sums = _divergence(measured, old, settings)
+    if settings.kl_in is KlPlace.ADVANTAGE:
+        advantages = advantages - divergence
+    elif settings.kl_in is KlPlace.REWARD:
+        advantages = advantages - traces.rest(divergence)
+    surrogate, is_clipped = _surrogate(now, _policy_ratio(now, old, traces, settings), advantages, settings)
+    value = -(weights * importance * surrogate).sum()
+    if settings.kl_in is KlPlace.LOSS:
+        value = value + (weights * divergence).sum()
     if settings.entropy:
         value = value - settings.entropy * (weights * measured.entropy).sum()
-    if measured.reference is not None:
-        divergence = _divergence(now, measured.reference)
-        value = value + settings.kl * (weights * divergence).sum()
-        sums["kl"] = divergence.detach().sum()
+    sums |= {
+        "entropy": measured.entropy.detach().sum(),
+        "behaviour_kl": _estimate(recorded - now.detach(), KlEstimator.K3).clamp(max=MOST_TOKEN_KL).sum(),
+        "clip_fraction": is_clipped.sum(),
+        _OUTSIDE[settings.outliers]: is_outside.sum(),
+    }
     return Loss(value, sums)
 
 
@@ -78,11 +118,64 @@ def likelihood_loss(batch: Batch, measured: Measured) -> Loss:
     return Loss(-(weights * measured.logprobs).sum(), sums)
 
 
-def _ratio(over: Tensor, under: Tensor) -> Tensor:
-    return (over - under).clamp(-MOST_LOG_RATIO, MOST_LOG_RATIO).exp()
+_OUTSIDE = {Outliers.TRUNCATE: "tis_fraction", Outliers.MASK: "masked_fraction"}
 
 
-def _divergence(here: Tensor, there: Tensor) -> Tensor:
-    """An estimate of KL(here, there) from tokens sampled here: unbiased, and never below zero."""
-    log_ratio = (there - here).clamp(-MOST_LOG_RATIO, MOST_LOG_RATIO)
-    return log_ratio.exp() - log_ratio - 1
+def _importance(log_ratio: Tensor, traces: _Traces, settings: ObjectiveSettings) -> tuple[Tensor, Tensor]:
+    """The weight of each term for being sampled by another policy, and whether its ratio left the band."""
+    ratio = _exp(traces.total(log_ratio) if settings.importance is Unit.TRACE else log_ratio)
+    least, most = settings.min_importance, settings.max_importance
+    is_outside = (ratio < least) | (ratio > most)
+    if settings.outliers is Outliers.MASK:
+        return torch.where(is_outside, 0.0, ratio), is_outside
+    return ratio.clamp(least, most), is_outside
+
+
+def _divergence(
+    measured: Measured, old: Tensor, settings: ObjectiveSettings
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The weighted KL divergence of each term to the reference policy, and its sum for metrics."""
+    if measured.reference is None:
+        return torch.zeros_like(old), {}
+    apart = (measured.logprobs if settings.kl_in is KlPlace.LOSS else old) - measured.reference
+    found = settings.kl * _estimate(apart, settings.estimator)
+    return found, {"kl": _estimate(apart.detach(), KlEstimator.K3).sum()}
+
+
+def _policy_ratio(now: Tensor, old: Tensor, traces: _Traces, settings: ObjectiveSettings) -> Tensor:
+    if settings.ratio is Unit.TOKEN:
+        return _exp(now - old)
+    # The value is the trace's, the gradient the token's own: with one advantage they add up to the trace's,
+    # and with several each token is credited with its own.
+    return _exp(traces.mean((now - old).detach())) * (now - now.detach()).exp()
+
+
+def _surrogate(
+    now: Tensor, ratio: Tensor, advantages: Tensor, settings: ObjectiveSettings
+) -> tuple[Tensor, Tensor]:
+    """What is to be maximised of each term, and whether clipping changed it."""
+    clipped = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high)
+    match settings.surrogate:
+        case Surrogate.CLIPPED:
+            found = torch.minimum(ratio * advantages, clipped * advantages)
+            return found, (clipped * advantages < ratio * advantages).detach()
+        case Surrogate.WEIGHTED:
+            return clipped.detach() * advantages * now, (clipped != ratio).detach()
+        case Surrogate.PLAIN:
+            return ratio * advantages, torch.zeros_like(ratio, dtype=torch.bool)
+
+
+def _exp(log_ratio: Tensor) -> Tensor:
+    return log_ratio.clamp(-MOST_LOG_RATIO, MOST_LOG_RATIO).exp()
+
+
+def _estimate(log_ratio: Tensor, kind: KlEstimator) -> Tensor:
+    """KL(p, q) from log p − log q of tokens sampled from p."""
+    log_ratio = log_ratio.clamp(-MOST_LOG_RATIO, MOST_LOG_RATIO)
+    match kind:
+        case KlEstimator.K1:
+            return log_ratio
+        case KlEstimator.K2:
+            return log_ratio**2 / 2
+        case KlEstimator.K3:
+            return (-log_ratio).exp() + log_ratio - 1

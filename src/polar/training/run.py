@@ -66,8 +66,10 @@ def assemble(settings: RunSettings, stack: ExitStack, say: Say) -> Training:
     if settings.optimizer.lr is None:
         what = "an adapter" if learner.policy.is_adapter else "all weights"
         say(f"the learning rate is {learner.lr:g}, for {what}; optimizer.lr names another")
-    if isinstance(settings, GrpoSettings) and settings.objective.rewards == "shuffled":
-        say("rewards are shuffled within groups: a control, in which they teach nothing")
+    if isinstance(settings, GrpoSettings):
+        say(f"the objective is {settings.objective.summary}")
+        if settings.objective.rewards == "shuffled":
+            say("rewards are shuffled within groups: a control, in which they teach nothing")
     training = Training(settings, supply.source, learner, supply.sink, supply.held_out)
     if found is not None:
         log.info("going on after step %d", found.step)

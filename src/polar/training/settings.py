@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, model_validator
 
@@ -115,9 +116,101 @@ class OptimizerSettings(Frozen):
     """Optimizer steps made with one batch of groups; beyond the first, clipping holds the policy back."""
 
 
-class ObjectiveSettings(Frozen):
-    """The loss; docs/training.md has the formula."""
+class Preset(StrEnum):
+    """A published objective; docs/training.md has the formulas."""
 
+    GRPO = "grpo"
+    DR_GRPO = "dr_grpo"
+    RLOO = "rloo"
+    DAPO = "dapo"
+    GSPO = "gspo"
+    CISPO = "cispo"
+
+
+class Unit(StrEnum):
+    """What a ratio of two policies is of."""
+
+    TOKEN = "token"
+    TRACE = "trace"
+    """All trained tokens of a trace, which its terms then have in common."""
+
+
+class OldPolicy(StrEnum):
+    """The policy that the new one is held near."""
+
+    TRAINER = "trainer"
+    """The trainer's before the step; what it differs from the recorded one is corrected by importance."""
+    RECORDED = "recorded"
+    """The one that sampled each token, as in the papers; importance is then 1."""
+
+
+class Surrogate(StrEnum):
+    """How the ratio of new to old policy is held near 1."""
+
+    CLIPPED = "clipped"
+    """Ratio times advantage, up to where the ratio is clipped: beyond there is no gradient (PPO)."""
+    WEIGHTED = "weighted"
+    """The clipped ratio is a constant weight of the token's logprob: every token has a gradient (CISPO)."""
+    PLAIN = "plain"
+    """Ratio times advantage: nothing is clipped (REINFORCE)."""
+
+
+class Outliers(StrEnum):
+    """What becomes of a ratio of trainer to recorded policy outside of its band."""
+
+    TRUNCATE = "truncate"
+    """It counts as the band's nearest end."""
+    MASK = "mask"
+    """It counts as 0: its tokens have no gradient, and are counted."""
+
+
+class KlPlace(StrEnum):
+    """Where the KL divergence to the reference policy enters."""
+
+    LOSS = "loss"
+    """In the loss, differentiated."""
+    REWARD = "reward"
+    """In the reward: taken from a token's advantage for it and all later tokens of its trace."""
+    ADVANTAGE = "advantage"
+    """Taken from a token's advantage for this token alone."""
+
+
+class KlEstimator(StrEnum):
+    """An estimate of KL(π, π_ref) from a sampled token, with d = log π − log π_ref."""
+
+    K1 = "k1"
+    """d: unbiased, of either sign."""
+    K2 = "k2"
+    """d² / 2: biased; its gradient is that of KL."""
+    K3 = "k3"
+    """exp(−d) + d − 1: unbiased, never below zero."""
+
+
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    Preset.GRPO: {"level": Level.SEQUENCE, "clip_high": 0.2},
+    Preset.DR_GRPO: {"advantage": Advantage.MEAN, "level": Level.CONSTANT, "clip_high": 0.2},
+    Preset.RLOO: {
+        "advantage": Advantage.LEAVE_ONE_OUT,
+        "level": Level.CONSTANT,
+        "surrogate": Surrogate.PLAIN,
+    },
+    Preset.DAPO: {},
+    Preset.GSPO: {"level": Level.SEQUENCE, "ratio": Unit.TRACE, "clip_low": 3e-4, "clip_high": 4e-4},
+    Preset.CISPO: {"surrogate": Surrogate.WEIGHTED, "clip_low": 1.0, "clip_high": 4.0},
+}
+"""The parts in which an objective differs from the defaults below, which are DAPO's."""
+PARTS = (
+    *("advantage", "level", "surrogate", "old", "ratio", "clip_low", "clip_high"),
+    *("importance", "min_importance", "max_importance", "outliers", "kl", "kl_in", "entropy"),
+)
+"""What is said of an objective at the start."""
+
+
+class ObjectiveSettings(Frozen):
+    """The loss; docs/training.md has the formulas. A part that is set overrides the preset's."""
+
+    name: Preset = Preset.DAPO
+    """The preset: grpo, dr_grpo, rloo, dapo, gspo or cispo."""
     rewards: Literal["own", "shuffled"] = "own"
     """Rewards of sessions. shuffled: dealt out within the group at random; a control in which rewards carry
     no information, so that any gain has another cause."""
@@ -131,14 +224,26 @@ class ObjectiveSettings(Frozen):
     session_tokens: int = Field(default=4096, ge=1)
     """With `level: constant`, a token's weight is one over this many tokens and over the step's scored
     samples."""
+    surrogate: Surrogate = Surrogate.CLIPPED
+    old: OldPolicy = OldPolicy.TRAINER
+    ratio: Unit = Unit.TOKEN
+    """Whether the ratio of new to old policy is a token's, or the geometric mean over its trace's (GSPO)."""
     clip_low: float = Field(default=0.2, ge=0, le=1)
     """See `clip_high`."""
     clip_high: float = Field(default=0.28, ge=0)
     """The ratio of new to old policy counts up to 1 + this, and down to 1 − `clip_low`."""
+    importance: Unit = Unit.TOKEN
+    """Whether the ratio of trainer to recorded policy is a token's, or the product over its trace's."""
+    min_importance: float = Field(default=0.0, ge=0, le=1)
+    """Lower end of that ratio's band."""
     max_importance: float = Field(default=2.0, gt=0)
-    """The ratio of trainer to recorded policy is truncated at this."""
+    """Upper end of that ratio's band."""
+    outliers: Outliers = Outliers.TRUNCATE
     kl: float = Field(default=0.0, ge=0)
     """Weight of the KL divergence to the initial policy; 0 skips its computation."""
+    kl_in: KlPlace = KlPlace.LOSS
+    kl_estimator: KlEstimator | None = None
+    """None: k3 in the loss, k1 elsewhere."""
     entropy: float = Field(default=0.0, ge=0)
     """Weight of an entropy bonus."""
     temperature: float = Field(default=1.0, gt=0, le=10)
@@ -147,11 +252,24 @@ class ObjectiveSettings(Frozen):
     """Maximum staleness in versions; staler tokens are excluded and counted. It also bounds how far rollouts
     run ahead of training: 0 is synchronous."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_preset(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {**PRESETS.get(str(given.get("name")), {}), **given}
+
     @model_validator(mode="after")
-    def _normalises_trees_alone(self) -> ObjectiveSettings:
+    def _makes_sense(self) -> ObjectiveSettings:
         if not self.normalise and not self.advantage.is_of_trees:
             raise ValueError(
                 "'normalise: false' is for 'advantage: tree' and 'turn'; 'advantage: mean' divides by nothing"
+            )
+        if self.min_importance > self.max_importance:
+            raise ValueError("'min_importance' is above 'max_importance'")
+        if self.kl_in is KlPlace.LOSS and self.kl_estimator is KlEstimator.K1:
+            raise ValueError(
+                "'kl_estimator: k1' in the loss has a gradient of 0 on average; k2 has that of KL"
             )
         return self
 
@@ -159,6 +277,23 @@ class ObjectiveSettings(Frozen):
     def comparison(self) -> Advantage:
         """The comparison of rewards outside of trees."""
         return self.advantage if self.normalise else Advantage.MEAN
+
+    @property
+    def estimator(self) -> KlEstimator:
+        """The estimator of the KL divergence, where it enters."""
+        return self.kl_estimator or (KlEstimator.K3 if self.kl_in is KlPlace.LOSS else KlEstimator.K1)
+
+    @property
+    def summary(self) -> str:
+        """The effective parts; those that differ from the preset's are marked."""
+        unused = {"clip_low", "clip_high"} if self.surrogate is Surrogate.PLAIN else set()
+        unused |= set() if self.kl else {"kl_in"}
+        return f"{self.name}: " + ", ".join(map(self._said, [name for name in PARTS if name not in unused]))
+
+    def _said(self, part: str) -> str:
+        value = getattr(self, part)
+        is_preset = value == PRESETS[self.name].get(part, type(self).model_fields[part].default)
+        return f"{part} {value}" + ("" if is_preset else " (set)")
 
 
 class BatchSettings(Frozen):

@@ -12,7 +12,16 @@ import torch
 from polar.training.material import Material, PolicyVersions, material
 from polar.training.objective import Measured, policy_loss
 from polar.training.policy import TrainerPolicy, load_policy
-from polar.training.settings import BatchSettings, Level, ModelSettings, ObjectiveSettings, Pack
+from polar.training.settings import (
+    BatchSettings,
+    KlPlace,
+    Level,
+    ModelSettings,
+    ObjectiveSettings,
+    Pack,
+    Preset,
+    Unit,
+)
 from polar.trajectory.base import Builder
 from polar.trajectory.learnable import Advantage, Group
 from polar.trajectory.per_request import PerRequest
@@ -63,7 +72,9 @@ def gradient(policy: TrainerPolicy, made: Material, objective: ObjectiveSettings
     return total, [parameter.grad.clone() for parameter in policy.parameters]
 
 
-def apart(policy: TrainerPolicy, objective: ObjectiveSettings) -> float:
+def apart(
+    policy: TrainerPolicy, objective: ObjectiveSettings, builders: tuple[Builder, ...] = (APART, MERGED)
+) -> float:
     """How far the layouts' losses and gradients are from each other, of the largest."""
     found = [
         gradient(
@@ -73,7 +84,7 @@ def apart(policy: TrainerPolicy, objective: ObjectiveSettings) -> float:
             ),
             objective,
         )
-        for builder in (APART, MERGED)
+        for builder in builders
         for pack in Pack
         for budget in (40, 10_000)
     ]
@@ -101,6 +112,22 @@ def test_per_request_merged_and_tree_packed_gradients_are_equal(
 ) -> None:
     objective = ObjectiveSettings(level=level, advantage=advantage, kl=0.1, entropy=0.01)
     assert apart(policy, objective) <= TOLERANCE
+
+
+@pytest.mark.parametrize("builder", [APART, MERGED], ids=["apart", "merged"])
+@pytest.mark.parametrize(
+    "objective",
+    [
+        # Ratios of traces are close to 1 here.
+        ObjectiveSettings(name=Preset.GSPO, clip_low=0.01, clip_high=0.01, importance=Unit.TRACE),
+        ObjectiveSettings(name=Preset.CISPO, clip_high=0.28, kl=0.1, kl_in=KlPlace.REWARD),
+    ],
+    ids=["gspo", "cispo"],
+)
+def test_what_is_of_a_trace_is_the_same_however_traces_are_packed(
+    policy: TrainerPolicy, objective: ObjectiveSettings, builder: Builder
+) -> None:
+    assert apart(policy, objective, (builder,)) <= TOLERANCE
 
 
 @pytest.mark.parametrize("model", ["tiny_model", "tiny_hybrid"])
