@@ -19,6 +19,8 @@ from polar.training.settings import ADAPTER_LR, FULL_LR, DivergenceLimits, Optim
 from polar.trajectory.packing.batch import Batch
 
 LossOf = Callable[[Batch, Measured], Loss]
+Reference = Callable[[Sequence[Batch]], list[Tensor]]
+"""Logprobs of the terms of each batch under another policy."""
 
 
 class Diverged(PolarError):
@@ -44,13 +46,14 @@ class Learner:
         limits: DivergenceLimits,
         steps: int,
         *,
-        has_reference: bool = False,
+        reference: Reference | None = None,
     ) -> None:
+        """`reference` computes the logprobs of the policy that the KL divergence is taken to."""
         self.policy = policy
         self._loss = loss
         self._settings = settings
         self._limits = limits
-        self._has_reference = has_reference
+        self._reference = reference
         self.lr = settings.lr or (ADAPTER_LR if policy.is_adapter else FULL_LR)
         """The learning rate after warm-up."""
         self._optimizer = torch.optim.AdamW(
@@ -96,12 +99,9 @@ class Learner:
         # The policy before the only update is the one that it measures.
         has_old = self._settings.updates * len(minibatches) > 1
         olds = [self.policy.logprobs(batch) if has_old else None for batch in batches]
-        references = [self._reference(batch) for batch in batches]
+        references = self._reference(batches) if self._reference else [None] * len(batches)
         prepared = map(Prepared, batches, olds, references)
         return [list(islice(prepared, len(minibatch))) for minibatch in minibatches]
-
-    def _reference(self, batch: Batch) -> Tensor | None:
-        return self.policy.reference_logprobs(batch) if self._has_reference else None
 
     def _update(self, batches: Sequence[Prepared]) -> dict[str, float]:
         losses: list[Loss] = []

@@ -117,7 +117,7 @@ def material(
         numbers["unrouted_tokens"] = float(sum(one.trace.unrouted_tokens for one in credited))
     numbers |= _branch_numbers(sessions, credited)
     parts = _deal([group for group in by_group if group], minibatches)
-    scored = sum(session.reward is not None and not session.is_branch for session in sessions)
+    scored = sum(objective.exclusion(session) is None and not session.is_branch for session in sessions)
     constant = minibatches / (objective.session_tokens * max(1, scored))
     packings = (pack(weighted_rows(part, objective.level, constant), batch) for part in parts)
     return Material(tuple(packings), numbers, excluded)
@@ -180,13 +180,15 @@ def _credit(
     excluded: Counter[str],
     seed: int,
 ) -> Iterator[Credited]:
-    excluded.update(sample.unscored for sample in group.samples if sample.unscored is not None)
-    if not group.rewards_differ:
-        excluded[Excluded.GROUPS_EQUAL if group.scored else Excluded.GROUPS_EMPTY] += 1
+    reasons = [objective.exclusion(sample) for sample in group.samples]
+    excluded.update(reason for reason in reasons if reason is not None)
+    compared = [sample for sample, reason in zip(group.samples, reasons, strict=True) if reason is None]
+    if not compared or not objective.learns_from(group):
+        excluded[Excluded.GROUPS_EQUAL if compared else Excluded.GROUPS_EMPTY] += 1
         return
-    excluded[Excluded.SESSIONS_UNREADABLE] += sum(sample.recording is None for sample in group.scored)
-    credit = _GroupCredit(group, objective, seed)
-    for place, sample in enumerate(group.scored):
+    excluded[Excluded.SESSIONS_UNREADABLE] += sum(sample.recording is None for sample in compared)
+    credit = _GroupCredit(compared, objective, np.random.SeedSequence(seed, spawn_key=group.turn))
+    for place, sample in enumerate(compared):
         if sample.recording is None:
             continue
         trajectory = sample.recording.trajectory
@@ -202,7 +204,7 @@ def _credit(
             is_stale = versions.staleness(whole.policy_versions) > objective.max_staleness
             learnt = learnable(whole, sample.recording, objective.temperature, excluded, is_stale)
             if learnt.loss_mask.any():
-                first = group.scored[credit.tree.sample_of(place)].result.session_id
+                first = compared[credit.tree.sample_of(place)].result.session_id
                 lengths = [len(trajectory.segments[segment].ids) for segment in ref.trained]
                 numbers: Floats = np.zeros((2, len(whole.loss_mask)), np.float32)
                 numbers[:, whole.loss_mask == 1] = np.repeat(np.transpose(credits), lengths, axis=1)
@@ -216,13 +218,14 @@ class _GroupCredit:
     reward with the group's other such rewards.
     """
 
-    def __init__(self, group: Group, objective: ObjectiveSettings, seed: int) -> None:
-        self.tree = group_tree(group.scored)
-        rewards, owns = group.rewards, [_own_rewards(sample) for sample in group.scored]
+    def __init__(
+        self, sessions: Sequence[EndedSession], objective: ObjectiveSettings, seed: np.random.SeedSequence
+    ) -> None:
+        self.tree = group_tree(sessions)
+        rewards = [session.reward or 0.0 for session in sessions]
+        owns = [_own_rewards(session) for session in sessions]
         if objective.rewards == "shuffled":
-            rewards, owns = _shuffle_rewards(
-                rewards, owns, np.random.SeedSequence(seed, spawn_key=group.turn)
-            )
+            rewards, owns = _shuffle_rewards(rewards, owns, seed)
         self._rewards, self._owns = rewards, owns
         named = [[reward for reward in own if reward is not None] for own in owns]
         kind, min_std = objective.comparison, objective.min_std
@@ -268,9 +271,10 @@ def _shuffle_rewards(
 
 
 def _own_rewards(sample: EndedSession) -> list[float | None]:
-    if sample.recording is None or sample.result.verdict is None:
+    if sample.recording is None:
         return []
-    return sample.recording.trajectory.own_rewards(sample.result.verdict.trace_rewards)
+    verdict = sample.result.verdict
+    return sample.recording.trajectory.own_rewards(verdict.trace_rewards if verdict else {})
 
 
 def weighted_rows(credited: Sequence[Credited], level: Level, constant: float = 0.0) -> Iterator[TrainingRow]:

@@ -38,7 +38,7 @@ class Measured:
     old: Tensor | None = None
     """Logprobs before the first update with these terms; None: this is the first."""
     reference: Tensor | None = None
-    """Logprobs of the policy that the KL divergence is taken to."""
+    """Logprobs of the policy that the KL divergence is taken to; NaN for tokens that it has none for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +138,8 @@ def _divergence(
     if measured.reference is None:
         return torch.zeros_like(old), {}
     apart = (measured.logprobs if settings.kl_in is KlPlace.LOSS else old) - measured.reference
+    # Of a token that the reference policy has not scored nothing is known, so nothing is taken.
+    apart = torch.where(measured.reference.isnan(), 0.0, apart)
     found = settings.kl * _estimate(apart, settings.estimator)
     return found, {"kl": _estimate(apart.detach(), KlEstimator.K3).sum()}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -105,6 +105,10 @@ class TrainerPolicy:
         """Each term's logprob, without gradients."""
         with torch.no_grad():
             return self._measure(self._causal, batch)[0]
+
+    def references(self, batches: Iterable[Batch]) -> list[Tensor]:
+        """Each term's logprob under the initial policy, by batch."""
+        return [self.reference_logprobs(batch) for batch in batches]
 
     def reference_logprobs(self, batch: Batch) -> Tensor:
         """Each term's logprob under the initial policy."""

@@ -8,6 +8,7 @@ import secrets
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -115,7 +116,7 @@ class RolloutSource:
         return taken
 
     def _missing(self, taken: Sequence[Group]) -> int:
-        equal = sum(not group.rewards_differ for group in taken)
+        equal = sum(not self._settings.objective.learns_from(group) for group in taken)
         return self._settings.groups - len(taken) + min(equal, self._rollouts.spares)
 
     def _lacking(self, missing: int) -> int:
@@ -196,10 +197,10 @@ class RolloutSource:
         """Read recordings if they teach something; otherwise the task rests."""
         turn = self._in_flight.pop(task_id)
         results.sort(key=lambda result: result.sample)
-        group = Group(task_id, tuple(map(EndedSession, results)))
-        if group.rewards_differ:
+        group = Group(task_id, tuple(map(EndedSession, results)), (turn.round, turn.task))
+        if self._settings.objective.learns_from(group):
             recordings = [await read_recording(client, result) for result in results]
-            return Group(task_id, tuple(map(EndedSession, results, recordings)), (turn.round, turn.task))
+            return replace(group, samples=tuple(map(EndedSession, results, recordings)))
         self._resting[turn.task] = turn.round + self._rollouts.rest
         return group
 

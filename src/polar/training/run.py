@@ -23,7 +23,7 @@ from polar.tasksets.files import load_tasks
 from polar.training import checkpoint
 from polar.training.checkpoint import Checkpoint
 from polar.training.in_thread import in_thread
-from polar.training.learner import Learner, LossOf
+from polar.training.learner import Learner, LossOf, Reference
 from polar.training.loop import CHECKPOINTS, HeldOutNumbers, Nowhere, Training, WeightSink
 from polar.training.metrics import board, require
 from polar.training.objective import likelihood_loss, policy_loss
@@ -31,6 +31,7 @@ from polar.training.policy import load_policy
 from polar.training.rollouts import HeldOut, RolloutSource
 from polar.training.settings import GrpoSettings, Pack, RolloutSettings, RunSettings, SftSettings
 from polar.training.sources import Dataset, MaterialSource, Recordings
+from polar.training.teacher import connected_teacher
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,7 +63,7 @@ def assemble(settings: RunSettings, stack: ExitStack, say: Say) -> Training:
     checkpoint.seed_all(settings.seed)
     found = checkpoint.latest(settings.out / CHECKPOINTS)
     supply = _supply(settings, stack, say)
-    learner = _learner(settings, found)
+    learner = _learner(settings, found, stack, say)
     if settings.optimizer.lr is None:
         what = "an adapter" if learner.policy.is_adapter else "all weights"
         say(f"the learning rate is {learner.lr:g}, for {what}; optimizer.lr names another")
@@ -125,12 +126,12 @@ def _weights(settings: GrpoSettings, rollouts: RolloutSettings) -> Path | None:
     return rollouts.weights
 
 
-def _learner(settings: RunSettings, found: Checkpoint | None) -> Learner:
+def _learner(settings: RunSettings, found: Checkpoint | None, stack: ExitStack, say: Say) -> Learner:
     loss: LossOf = likelihood_loss
     temperature, has_reference = 1.0, False
     if isinstance(settings, GrpoSettings):
         loss = partial(policy_loss, settings=settings.objective)
-        temperature, has_reference = settings.objective.temperature, settings.objective.kl > 0
+        temperature, has_reference = settings.objective.temperature, settings.objective.keeps_start
     policy = load_policy(
         settings.model,
         weights=found.weights if found else None,
@@ -139,9 +140,11 @@ def _learner(settings: RunSettings, found: Checkpoint | None) -> Learner:
         is_packed=settings.batch.pack is not Pack.ALONE,
         has_reference=has_reference,
     )
-    return Learner(
-        policy, loss, settings.optimizer, settings.limits, settings.steps, has_reference=has_reference
-    )
+    reference: Reference | None = policy.references if has_reference else None
+    if isinstance(settings, GrpoSettings) and (asked := settings.objective.teacher):
+        context = connected_teacher(asked, settings.out, policy, say)
+        reference = stack.enter_context(in_thread("the teacher", context)).logprobs
+    return Learner(policy, loss, settings.optimizer, settings.limits, settings.steps, reference=reference)
 
 
 @contextmanager

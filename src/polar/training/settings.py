@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, model_validator
 
 from polar.config.documents import read_yaml
-from polar.config.settings import DEFAULT_MODEL
+from polar.config.settings import DEFAULT_MODEL, EngineSettings
 from polar.errors import InvalidInput, explain
 from polar.models.component import Frozen
-from polar.trajectory.learnable import MIN_STD, Advantage
+from polar.trajectory.learnable import MIN_STD, Advantage, EndedSession, Excluded, Group
 
 
 def _from_file(path: Path, info: ValidationInfo) -> Path:
@@ -125,6 +125,8 @@ class Preset(StrEnum):
     DAPO = "dapo"
     GSPO = "gspo"
     CISPO = "cispo"
+    DISTILL = "distill"
+    """On-policy distillation from `teacher`."""
 
 
 class Unit(StrEnum):
@@ -186,6 +188,13 @@ class KlEstimator(StrEnum):
     """exp(−d) + d − 1: unbiased, never below zero."""
 
 
+class TeacherSettings(EngineSettings):
+    """The engine of the policy that the KL divergence is taken to."""
+
+    model: Annotated[str, AfterValidator(_model_from_file)] = DEFAULT_MODEL
+    """Without `url`: the model that an engine is started with, its name or directory."""
+
+
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     Preset.GRPO: {"level": Level.SEQUENCE, "clip_high": 0.2},
     Preset.DR_GRPO: {"advantage": Advantage.MEAN, "level": Level.CONSTANT, "clip_high": 0.2},
@@ -197,6 +206,12 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     Preset.DAPO: {},
     Preset.GSPO: {"level": Level.SEQUENCE, "ratio": Unit.TRACE, "clip_low": 3e-4, "clip_high": 4e-4},
     Preset.CISPO: {"surrogate": Surrogate.WEIGHTED, "clip_low": 1.0, "clip_high": 4.0},
+    Preset.DISTILL: {
+        "advantage": Advantage.NONE,
+        "surrogate": Surrogate.PLAIN,
+        "kl": 1.0,
+        "kl_in": KlPlace.ADVANTAGE,
+    },
 }
 """The parts in which an objective differs from the defaults below, which are DAPO's."""
 PARTS = (
@@ -210,7 +225,7 @@ class ObjectiveSettings(Frozen):
     """The loss; docs/training.md has the formulas. A part that is set overrides the preset's."""
 
     name: Preset = Preset.DAPO
-    """The preset: grpo, dr_grpo, rloo, dapo, gspo or cispo."""
+    """The preset: grpo, dr_grpo, rloo, dapo, gspo, cispo or distill."""
     rewards: Literal["own", "shuffled"] = "own"
     """Rewards of sessions. shuffled: dealt out within the group at random; a control in which rewards carry
     no information, so that any gain has another cause."""
@@ -240,10 +255,14 @@ class ObjectiveSettings(Frozen):
     """Upper end of that ratio's band."""
     outliers: Outliers = Outliers.TRUNCATE
     kl: float = Field(default=0.0, ge=0)
-    """Weight of the KL divergence to the initial policy; 0 skips its computation."""
+    """Weight of the KL divergence to the reference policy: the teacher's, or the initial one; 0 skips its
+    computation."""
     kl_in: KlPlace = KlPlace.LOSS
     kl_estimator: KlEstimator | None = None
     """None: k3 in the loss, k1 elsewhere."""
+    teacher: TeacherSettings | None = None
+    """An engine whose model is the reference policy: it is shown what was sampled, and says how likely it
+    holds it. `url` and `kind` name one that runs, `model` one to start; it needs the policy's tokenizer."""
     entropy: float = Field(default=0.0, ge=0)
     """Weight of an entropy bonus."""
     temperature: float = Field(default=1.0, gt=0, le=10)
@@ -267,6 +286,14 @@ class ObjectiveSettings(Frozen):
             )
         if self.min_importance > self.max_importance:
             raise ValueError("'min_importance' is above 'max_importance'")
+        if self.advantage is Advantage.NONE and not self.kl:
+            raise ValueError("'advantage: none' learns from the KL divergence alone, but 'kl' is 0")
+        if self.name is Preset.DISTILL and self.teacher is None:
+            raise ValueError("'name: distill' needs a 'teacher'")
+        if self.teacher is not None and not self.kl:
+            raise ValueError("'teacher' has no effect while 'kl' is 0; 'name: distill' sets it to 1")
+        if self.teacher is not None and self.temperature != 1:
+            raise ValueError("'teacher' needs 'temperature: 1', at which engines score tokens")
         if self.kl_in is KlPlace.LOSS and self.kl_estimator is KlEstimator.K1:
             raise ValueError(
                 "'kl_estimator: k1' in the loss has a gradient of 0 on average; k2 has that of KL"
@@ -282,6 +309,19 @@ class ObjectiveSettings(Frozen):
     def estimator(self) -> KlEstimator:
         """The estimator of the KL divergence, where it enters."""
         return self.kl_estimator or (KlEstimator.K3 if self.kl_in is KlPlace.LOSS else KlEstimator.K1)
+
+    @property
+    def keeps_start(self) -> bool:
+        """Whether the trainer keeps the initial policy as the reference."""
+        return self.kl > 0 and self.teacher is None
+
+    def learns_from(self, group: Group) -> bool:
+        """Whether anything can be learned from a group with these rewards."""
+        return self.advantage is Advantage.NONE or group.rewards_differ
+
+    def exclusion(self, session: EndedSession) -> Excluded | None:
+        """Why nothing is learned from a session; None if something may be."""
+        return session.unlearnable if self.advantage is Advantage.NONE else session.unscored
 
     @property
     def summary(self) -> str:

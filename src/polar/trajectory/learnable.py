@@ -5,6 +5,7 @@ Every trainer needs this, the reference trainer and the bridges alike.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -79,6 +80,8 @@ class Advantage(StrEnum):
     TURN = "turn"
     """The value of the beginning itself: the tokens between two branch points get the difference of its
     values there. Over a session these add up to the GRPO advantage."""
+    NONE = "none"
+    """Nothing: rewards have no part in what is learned, and sessions need none."""
 
     @property
     def is_of_trees(self) -> bool:
@@ -94,11 +97,16 @@ class EndedSession:
     recording: Recording | None = None
 
     @property
-    def unscored(self) -> Excluded | None:
-        """Why it is not scored; None if it is."""
-        if self.result.status is not SessionStatus.COMPLETED or self.result.reward is None:
+    def unlearnable(self) -> Excluded | None:
+        """Why nothing is learned from it, whatever its reward; None if something may be."""
+        if self.result.status is not SessionStatus.COMPLETED:
             return Excluded.SESSIONS_FAILED
         return Excluded.SESSIONS_REPLAYED if self.result.agent_end is AgentEnd.REPLAYED else None
+
+    @property
+    def unscored(self) -> Excluded | None:
+        """Why it is not scored; None if it is."""
+        return Excluded.SESSIONS_FAILED if self.result.reward is None else self.unlearnable
 
     @property
     def reward(self) -> float | None:
@@ -166,6 +174,8 @@ def baselines(
     of trees use the GRPO baseline, even if `advantage` is of trees.
     """
     together = [reward for own in rewards for reward in own]
+    if kind is Advantage.NONE:
+        return [Baseline(0.0, math.inf)] * len(rewards)
     if not differ(together):
         return [None] * len(rewards)
     match kind:

@@ -105,7 +105,7 @@ def policy(tiny_model: Path) -> TrainerPolicy:
     return load_policy(ModelSettings(name=str(tiny_model), device="cpu", chunk=5))
 
 
-@pytest.mark.parametrize("advantage", Advantage)
+@pytest.mark.parametrize("advantage", [one for one in Advantage if one is not Advantage.NONE])
 @pytest.mark.parametrize("level", Level)
 def test_per_request_merged_and_tree_packed_gradients_are_equal(
     policy: TrainerPolicy, level: Level, advantage: Advantage

@@ -29,6 +29,7 @@ from polar.training.settings import (
     Pack,
     Preset,
     Surrogate,
+    TeacherSettings,
     Unit,
 )
 from polar.trajectory.base import Builder
@@ -39,6 +40,7 @@ from tests.fakes.scripted_rollouts import group
 
 Array = NDArray[np.float64]
 RECORDED = -2.0
+TEACHER = TeacherSettings(url="http://127.0.0.1:1")
 MERGED, APART = PrefixMerging(PrefixMerging.Options()), PerRequest(PerRequest.Options())
 ANSWERS = (
     ([[10, 11, 12], [13, 14], [15]], [[10, 11, 20], [21]], [[30, 31], [32, 33, 34], [35]]),
@@ -223,6 +225,14 @@ def cispo(groups: Groups, constant: Groups) -> float:
     return -float(np.concatenate(terms).mean())
 
 
+def distill(groups: Groups, _: Groups) -> float:
+    """Policy gradient on the reverse KL divergence of each token."""
+    terms = [
+        truncated(one) * np.exp(one.now - one.old) * (one.reference - one.old) for one, _ in each(groups)
+    ]
+    return -float(np.concatenate(terms).mean())
+
+
 PAPERS: dict[Preset, tuple[Loss, Policies]] = {
     Preset.GRPO: (grpo, policies),
     Preset.DR_GRPO: (dr_grpo, policies),
@@ -230,11 +240,12 @@ PAPERS: dict[Preset, tuple[Loss, Policies]] = {
     Preset.DAPO: (dapo, policies),
     Preset.GSPO: (gspo, as_recorded),
     Preset.CISPO: (cispo, policies),
+    Preset.DISTILL: (distill, policies),
 }
 
 
 def named(name: Preset, **parts: Any) -> ObjectiveSettings:
-    return ObjectiveSettings(name=name, **parts)
+    return ObjectiveSettings(name=name, teacher=TEACHER if name is Preset.DISTILL else None, **parts)
 
 
 def assert_same(found: dict[str, Array], expected: dict[str, Array]) -> None:
@@ -365,6 +376,19 @@ def test_the_kl_divergence_enters_where_it_is_asked_to(place: KlPlace, kind: KlE
     assert_same(slopes, differentiated(loss, sequences(policies)))
 
 
+def test_a_token_that_the_reference_has_not_scored_is_not_penalised() -> None:
+    def unscored(name: str, count: int) -> dict[str, Array]:
+        found = policies(name, count)
+        return found | {"reference": np.where(np.arange(count) % 2, np.nan, found["reference"])}
+
+    objective = named(Preset.DISTILL)
+    _, slopes = computed(stepped(objective), objective, unscored)
+    for found in slopes.values():
+        assert not found[1::2].any()
+        assert np.isfinite(found).all()
+        assert found[::2].all()
+
+
 def test_the_sequence_of_a_ratio_is_the_trace() -> None:
     """A session of several traces has several ratios; each token still weighs the same in its sample."""
     objective = ObjectiveSettings(name=Preset.GSPO, clip_low=0.1, clip_high=0.1)
@@ -386,7 +410,7 @@ def test_the_sequence_of_a_ratio_is_the_trace() -> None:
 
 PARTS = st.fixed_dictionaries(
     {
-        "advantage": st.sampled_from(Advantage),
+        "advantage": st.sampled_from([one for one in Advantage if one is not Advantage.NONE]),
         "level": st.sampled_from(Level),
         "surrogate": st.sampled_from(Surrogate),
         "old": st.sampled_from(OldPolicy),
@@ -419,6 +443,8 @@ def test_a_preset_is_its_parts_and_what_is_set_overrides_them(name: Preset, part
         {**{field: getattr(whole, field) for field in type(whole).model_fields}, "name": Preset.DAPO}
     )
     assert whole.model_copy(update={"name": Preset.DAPO}) == plain
+    if parts["kl"] == 0 and name is Preset.DISTILL:
+        return
     changed = named(name, **parts)
     assert {field: getattr(changed, field) for field in parts} == parts
     others = [field for field in type(whole).model_fields if field not in parts]
@@ -428,16 +454,35 @@ def test_a_preset_is_its_parts_and_what_is_set_overrides_them(name: Preset, part
     assert marked == (expected if parts["kl"] else expected - {"kl_in"})
 
 
-@pytest.mark.parametrize("name", Preset)
+@pytest.mark.parametrize("name", [one for one in Preset if one is not Preset.DISTILL])
 def test_groups_with_equal_rewards_teach_nothing(name: Preset) -> None:
     objective = named(name, kl=0.5)
     equal = [group(answers, (0.5, 0.5, 0.5)) for answers in ANSWERS]
     assert not material(equal, objective, BatchSettings(), PolicyVersions(0)).packing.batches
 
 
+def test_a_teacher_teaches_whatever_rewards_are() -> None:
+    objective = named(Preset.DISTILL)
+    equal, one = group(ANSWERS[0], (0.5, 0.5, 0.5)), group(ANSWERS[0], (0.0, 1.0, 0.0))
+    unscored = tuple(
+        replace(session, result=session.result.model_copy(update={"verdict": None}))
+        for session in one.samples
+    )
+    for rolled_out in (equal, one, replace(one, samples=unscored)):
+        made = material([rolled_out], objective, BatchSettings(), PolicyVersions(0))
+        (batch,) = made.packing.batches
+        assert len(batch.terms) == sum(len(tokens) for answer in ANSWERS[0] for tokens in answer)
+        assert not batch.terms.advantages.any()
+        assert not made.excluded.total()
+
+
 @pytest.mark.parametrize(
     ("parts", "said"),
     [
+        ({"name": "distill"}, "needs a 'teacher'"),
+        ({"advantage": "none"}, "'kl' is 0"),
+        ({"teacher": {"url": "http://x"}}, "no effect while 'kl' is 0"),
+        ({"name": "distill", "teacher": {"url": "http://x"}, "temperature": 0.7}, "needs 'temperature: 1'"),
         ({"name": "ppo"}, "name"),
         ({"min_importance": 0.5, "max_importance": 0.3}, "above 'max_importance'"),
     ],
