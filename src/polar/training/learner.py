@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import islice
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -12,7 +13,8 @@ import torch
 from torch import Tensor
 
 from polar.errors import PolarError
-from polar.training.material import Material
+from polar.training.head import to_device
+from polar.training.material import Material, PolicyVersions
 from polar.training.objective import Loss, Measured
 from polar.training.policy import TrainerPolicy
 from polar.training.settings import ADAPTER_LR, FULL_LR, DivergenceLimits, OptimizerSettings
@@ -33,6 +35,7 @@ class Prepared(NamedTuple):
     batch: Batch
     old: Tensor | None
     reference: Tensor | None
+    ages: Tensor
 
 
 class Learner:
@@ -75,7 +78,7 @@ class Learner:
         for parameters in self._optimizer.param_groups:
             parameters["lr"] = numbers["lr"]
         parts = [[batch for batch in one.batches if len(batch.terms)] for one in material.minibatches]
-        minibatches = self._prepare([part for part in parts if part])
+        minibatches = self._prepare([part for part in parts if part], material.versions)
         for _ in range(self._settings.updates if minibatches else 0):
             found = [self._update(batches) for batches in minibatches]
             names = dict.fromkeys(name for one in found for name in one)
@@ -93,23 +96,26 @@ class Learner:
             parameters.update(betas=self._settings.betas, weight_decay=self._settings.weight_decay)
         self._steps = state["steps"]
 
-    def _prepare(self, minibatches: Sequence[Sequence[Batch]]) -> list[list[Prepared]]:
+    def _prepare(
+        self, minibatches: Sequence[Sequence[Batch]], versions: PolicyVersions
+    ) -> list[list[Prepared]]:
         """Compute what stays the same in all of the step's updates, before the first."""
         batches = [batch for minibatch in minibatches for batch in minibatch]
         # The policy before the only update is the one that it measures.
         has_old = self._settings.updates * len(minibatches) > 1
         olds = [self.policy.logprobs(batch) if has_old else None for batch in batches]
         references = self._reference(batches) if self._reference else [None] * len(batches)
-        prepared = map(Prepared, batches, olds, references)
+        ages = (to_device(versions.staleness(it.terms.versions), self.policy.device) for it in batches)
+        prepared = map(Prepared, batches, olds, references, ages)
         return [list(islice(prepared, len(minibatch))) for minibatch in minibatches]
 
     def _update(self, batches: Sequence[Prepared]) -> dict[str, float]:
         losses: list[Loss] = []
         for one in batches:
-            measured = Measured(*self.policy.measure(one.batch), one.old, one.reference)
+            measured = Measured(*self.policy.measure(one.batch), one.old, one.reference, one.ages)
             loss = self._loss(one.batch, measured)
             loss.value.backward()
-            losses.append(Loss(loss.value.detach(), loss.sums))
+            losses.append(replace(loss, value=loss.value.detach()))
         norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters, self._settings.max_grad_norm)
         numbers = _numbers(losses, norm, sum(len(one.batch.terms) for one in batches))
         self._check(numbers)
@@ -131,9 +137,14 @@ def _numbers(losses: Sequence[Loss], norm: Tensor, terms: int) -> dict[str, floa
     """Sum losses and average other numbers over terms. Synchronises with the GPU once."""
     sums = {name: torch.stack([loss.sums[name].float() for loss in losses]).sum() for name in losses[0].sums}
     totals = {"loss": torch.stack([loss.value for loss in losses]).sum(), "grad_norm": norm} | sums
-    values = torch.stack([total.float() for total in totals.values()]).tolist()
-    found = dict(zip(totals, values, strict=True))
-    return {name: value / terms if name in sums else value for name, value in found.items()}
+    pairs = [
+        torch.stack([loss.partial_sums[name] for loss in losses]).sum(0) for name in losses[0].partial_sums
+    ]
+    together = torch.cat([torch.stack([total.double() for total in totals.values()]), *pairs]).tolist()
+    found = dict(zip(totals, together, strict=False))
+    numbers = {name: value / terms if name in sums else value for name, value in found.items()}
+    of_some = zip(losses[0].partial_sums, *(together[len(totals) + at :: 2] for at in (0, 1)), strict=True)
+    return numbers | {name: total / count for name, total, count in of_some if count}
 
 
 def _schedule(settings: OptimizerSettings, steps: int) -> Callable[[int], float]:

@@ -80,6 +80,8 @@ class Material:
     numbers: dict[str, float] = field(default_factory=dict)
     """Rewards and staleness of the sessions."""
     excluded: Counter[str] = field(default_factory=Counter)
+    versions: PolicyVersions = PolicyVersions(0)
+    """What the staleness of its tokens is counted from."""
 
     @property
     def packing(self) -> Packing:
@@ -120,7 +122,7 @@ def material(
     scored = sum(objective.exclusion(session) is None and not session.is_branch for session in sessions)
     constant = minibatches / (objective.session_tokens * max(1, scored))
     packings = (pack(weighted_rows(part, objective.level, constant), batch) for part in parts)
-    return Material(tuple(packings), numbers, excluded)
+    return Material(tuple(packings), numbers, excluded, versions)
 
 
 def _deal(groups: Sequence[list[Credited]], count: int) -> list[list[Credited]]:

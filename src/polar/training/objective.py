@@ -7,11 +7,12 @@ of a sequence, is computed from the terms of its row, which always lie in one ba
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from polar.training.diagnostics import by_age, by_position
 from polar.training.head import to_device
 from polar.training.settings import (
     MOST_TOKEN_KL,
@@ -39,6 +40,8 @@ class Measured:
     """Logprobs before the first update with these terms; None: this is the first."""
     reference: Tensor | None = None
     """Logprobs of the policy that the KL divergence is taken to; NaN for tokens that it has none for."""
+    ages: Tensor | None = None
+    """Updates between the policy that sampled a token and the trainer's, for metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,8 @@ class Loss:
 
     value: Tensor
     sums: dict[str, Tensor]
+    partial_sums: dict[str, Tensor] = field(default_factory=dict)
+    """Sums over some of the terms, each with the number of these."""
 
 
 class _Traces:
@@ -108,7 +113,8 @@ def policy_loss(batch: Batch, measured: Measured, settings: ObjectiveSettings) -
         "clip_fraction": is_clipped.sum(),
         _OUTSIDE[settings.outliers]: is_outside.sum(),
     }
-    return Loss(value, sums)
+    mismatch = before - recorded
+    return Loss(value, sums, by_age(mismatch, measured.ages) | by_position(mismatch, batch))
 
 
 def likelihood_loss(batch: Batch, measured: Measured) -> Loss:
