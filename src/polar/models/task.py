@@ -224,7 +224,7 @@ class TaskSpec(Frozen):
     webhook: Webhook | None = None
     """Receiver of its results."""
     metadata: dict[str, JsonValue] = Field(default_factory=dict)
-    """Returned with the results; Polar does not read it."""
+    """Returned with the results; of all of it training reads `family`, by which it reports rewards."""
 
     @property
     def components(self) -> tuple[tuple[str, str, Component], ...]:

@@ -81,6 +81,7 @@ class RolloutSource:
         made = material(
             groups, settings.objective, settings.batch, versions, settings.seed, settings.minibatches
         )
+        made.numbers.update(self._rewards_by_family(groups))
         made.excluded[Excluded.TASKS_RESTING] += self._passed_over
         self._passed_over = 0
         self._step += 1
@@ -104,6 +105,14 @@ class RolloutSource:
         self._resting = dict(state["resting"])
         self._step = state["step"]
         self._cursor = state["cursor"]
+
+    def _rewards_by_family(self, groups: Sequence[Group]) -> dict[str, float]:
+        """Mean rewards by the family that the tasks' metadata name."""
+        found: dict[str, list[float]] = defaultdict(list)
+        for group in groups:
+            if isinstance(family := self._tasks[group.turn[1]].metadata.get("family"), str):
+                found[f"reward/{family}"] += [it.reward or 0.0 for it in group.scored if not it.is_branch]
+        return {name: fmean(rewards) for name, rewards in found.items() if rewards}
 
     async def _groups(self) -> list[Group]:
         """Collect a step's groups, and a spare for each with all rewards equal, if available."""
