@@ -40,6 +40,9 @@ test-families: environment-dev ## serve a tiny model with the real tokenizer of 
 test-branching: environment-dev ## sessions of the seven harnesses are replayed, branched and, after kill -9 of their node, resumed (five minutes)
 	@$(BIN)/python -m pytest -n $(WORKERS) suites/branching $(ARGS)
 
+test-agents: environment-dev ## agents of presets (aider, Copilot, …) run for real, and every harness calls a task's own tools (2 GB, ten minutes)
+	@$(BIN)/python -m pytest -n $(WORKERS) suites/agents $(ARGS)
+
 test-containers: environment-dev ## run sandboxes on real Docker and podman (needs both installed, and root)
 	@$(BIN)/python -m pytest suites/containers $(ARGS)
 

@@ -1,6 +1,6 @@
 """Writes the lock files of harnesses and of tests: every package they consist of, with its files' hashes.
 
-    .venv/bin/python -m tools.locks
+    .venv/bin/python -m tools.locks [PRESET...]
 
 Run it after changing the version of a harness, or of a test runner in `suites/attacks/runners`, then run its
 tests. URLs are left out: npm and pip use the registries they are configured for, and the hashes verify what
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import tempfile
 import tomllib
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from packaging.utils import parse_wheel_filename
 
 from polar.assets.node import NPM_CLI, node
 from polar.harnesses import gemini_cli, qwen_code
+from polar.harnesses.preset import Preset, names, preset
 from tools.isolated import install_isolated
 from tools.resolution import UV
 
@@ -38,11 +40,37 @@ MACHINES = ("any", "x86_64", "aarch64", "arm64", "universal2")
 
 
 def main() -> None:
+    if not sys.argv[1:]:
+        lock_the_rest()
+    for name in sys.argv[1:] or names():
+        known = preset(name)
+        if known.builds:
+            (LOCKS / f"{name}.json").write_text(builds_lock(known))
+        else:
+            (LOCKS / f"{name}.txt").write_text(python_lock(f"{known.package}=={known.version}"))
+
+
+def lock_the_rest() -> None:
     for name, harness in NPM.items():
         (LOCKS / name).write_text(npm_lock({"dependencies": {harness.PACKAGE: harness.VERSION}}))
     (RUNNERS / "package-lock.json").write_text(npm_lock(json.loads((RUNNERS / "package.json").read_text())))
     for wanted in PYTHON:
-        wanted.with_suffix(".txt").write_text(python_lock(wanted))
+        wanted.with_suffix(".txt").write_text(python_lock(wanted.read_text()))
+
+
+def builds_lock(known: Preset) -> str:
+    """Return the packages of a preset's builds as `polar.assets.node.native` reads them."""
+    locked = {
+        machine: {"package": one, "version": known.version, "integrity": integrity(one, known.version)}
+        for machine, one in known.builds.items()
+    }
+    return json.dumps(locked, indent=2) + "\n"
+
+
+def integrity(package: str, version: str) -> str:
+    root = node()
+    npm = [str(root / "bin" / "node"), str(root / NPM_CLI), "view", f"{package}@{version}", "dist.integrity"]
+    return subprocess.run(npm, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def npm_lock(wanted: dict[str, Any]) -> str:
@@ -68,13 +96,15 @@ def drop_unlocked(optional: dict[str, str], locked: dict[str, Any]) -> None:
         del optional[name]
 
 
-def python_lock(wanted: Path) -> str:
+def python_lock(wanted: str) -> str:
+    """`wanted` as in a requirements file."""
     with tempfile.TemporaryDirectory() as directory:
-        excluded, locked = Path(directory, "excluded"), Path(directory, "pylock.toml")
+        asked, excluded, locked = (Path(directory, name) for name in ("wanted.in", "excluded", "pylock.toml"))
+        asked.write_text(wanted)
         excluded.write_text(EXCLUDED)
         uv = [str(install_isolated(UV) / "uv"), "pip", "compile", "--quiet", "--universal", "--system-certs"]
         uv += ["--python-version=3.11", "--format=pylock.toml", f"--excludes={excluded}", f"-o={locked}"]
-        subprocess.run([*uv, str(wanted)], check=True)
+        subprocess.run([*uv, str(asked)], check=True)
         packages = tomllib.loads(locked.read_text())["packages"]
     return "".join(requirement(package) for package in packages if is_needed(package))
 

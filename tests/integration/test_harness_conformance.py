@@ -6,6 +6,7 @@ harness that is not in `CASES` is tested without a tool; with a line there its t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from polar.config import plugins
+from polar.harnesses import preset
 from polar.harnesses.base import Harness, HarnessContext
 from polar.models.component import Component
 from polar.models.session import AgentEnd, SessionStatus
@@ -41,6 +43,7 @@ class Case:
 
 CASES = {
     "acp": Case(options={"command": "true"}),
+    "aider": Case(ends_with="hello.txt\n```\nhello\n```", dialect="openai_chat"),
     "claude_code": Case(
         calls=(scripted_call("Bash", command=WRITE, description="Write hello"),),
         tools=frozenset({"Bash", "Edit", "Read", "Write"}),
@@ -58,10 +61,27 @@ CASES = {
         dialect="openai_responses",
         limits_answers=False,
     ),
+    "continue_cli": Case(
+        calls=(scripted_call("Bash", command=WRITE),),
+        tools=frozenset({"Bash", "Edit", "Read", "Write"}),
+        dialect="openai_chat",
+    ),
+    "copilot": Case(
+        calls=(scripted_call("bash", command=WRITE, description="Write hello"),),
+        tools=frozenset({"bash", "create", "edit", "view"}),
+        dialect="openai_chat",
+    ),
     "gemini_cli": Case(
         calls=(scripted_call("run_shell_command", command=WRITE, description="Write hello"),),
         tools=frozenset({"run_shell_command", "read_file", "replace", "write_file"}),
         dialect="google_generate",
+    ),
+    "gptme": Case(
+        calls=(scripted_call("shell", command=WRITE),),
+        ends_with=scripted_call("complete"),
+        tools=frozenset({"shell", "save", "patch", "complete"}),
+        dialect="openai_chat",
+        limits_answers=False,
     ),
     "mini_swe_agent": Case(
         calls=(scripted_call("bash", command=WRITE),),
@@ -90,7 +110,9 @@ CASES = {
     "shell": Case(options={"command": "true"}),
 }
 
-HARNESSES = plugins.names("harnesses")
+PRESETS = preset.names()
+"""They are tried by `make test-agents`, since their packages are large."""
+HARNESSES = [name for name in plugins.names("harnesses") if name not in PRESETS]
 AGENTS = [name for name in HARNESSES if name not in ("acp", "shell")]
 """Those that ask a model by themselves; the others run any program."""
 WITH_SYSTEM_PROMPT = [
@@ -107,7 +129,7 @@ def harness(name: str) -> Harness:
     return made
 
 
-def context(instruction: str) -> HarnessContext:
+def context(instruction: str, paths: Mapping[PurePosixPath, PurePosixPath] | None = None) -> HarnessContext:
     return HarnessContext(
         instruction=instruction,
         model="policy/small",
@@ -118,7 +140,7 @@ def context(instruction: str) -> HarnessContext:
         tmp=PurePosixPath("/tmp"),
         max_context=8192,
         max_tokens=512,
-        paths=_Anywhere(),
+        paths=_Anywhere() if paths is None else paths,
     )
 
 
@@ -129,7 +151,7 @@ class _Anywhere(dict[PurePosixPath, PurePosixPath]):
         return target
 
 
-@pytest.mark.parametrize("name", HARNESSES)
+@pytest.mark.parametrize("name", [*HARNESSES, *PRESETS])
 def test_configuration_is_pure_and_keeps_the_key_off_the_command_line(name: str) -> None:
     asked = context("Say hello.")
     one, other = harness(name), harness(name)

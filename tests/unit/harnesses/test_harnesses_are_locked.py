@@ -10,8 +10,11 @@ import pytest
 
 from polar.assets import node
 from polar.engines.embedded import weights
-from polar.harnesses import claude_code, codex, gemini_cli, mini_swe_agent, opencode, pi, qwen_code
+from polar.harnesses import claude_code, codex, gemini_cli, mini_swe_agent, opencode, pi, preset, qwen_code
 from polar.harnesses.base import LOCKS
+
+LOCKED = re.compile(r"[\w.-]+==\S+( ; [^-]+)?( +--hash=sha256:[0-9a-f]{64})+")
+"""One package with its version, where it is needed, and its files' hashes."""
 
 
 @pytest.mark.parametrize("harness", [gemini_cli, qwen_code])
@@ -26,8 +29,21 @@ def test_npm_locks_hold_the_version_and_a_hash_of_every_package(harness: ModuleT
 def test_python_locks_hold_a_hash_of_every_package() -> None:
     requirements = mini_swe_agent.LOCK.read_text().replace("\\\n", " ").splitlines()
     assert any(line.startswith(f"mini-swe-agent=={mini_swe_agent.VERSION} ") for line in requirements)
-    one = re.compile(r"[\w.-]+==\S+( ; [^-]+)?( +--hash=sha256:[0-9a-f]{64})+")
-    assert not [line for line in requirements if not one.fullmatch(line)]
+    assert not [line for line in requirements if not LOCKED.fullmatch(line)]
+
+
+@pytest.mark.parametrize("name", preset.names())
+def test_presets_are_locked_at_their_version(name: str) -> None:
+    known = preset.preset(name)
+    if known.builds:
+        builds = json.loads((LOCKS / f"{name}.json").read_text())
+        assert {machine: build["package"] for machine, build in builds.items()} == known.builds
+        assert all(build["version"] == known.version for build in builds.values())
+        assert all(re.fullmatch(r"sha512-[\w+/]{86}==", build["integrity"]) for build in builds.values())
+    else:
+        requirements = (LOCKS / f"{name}.txt").read_text().replace("\\\n", " ").splitlines()
+        assert any(line.startswith(f"{known.package}=={known.version} ") for line in requirements)
+        assert not [line for line in requirements if not LOCKED.fullmatch(line)]
 
 
 def test_locks_leave_the_address_of_the_registry_to_the_user() -> None:
