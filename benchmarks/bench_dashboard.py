@@ -7,6 +7,7 @@ is asked for less often than it is counted anew, so that every answer is a count
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import statistics
 import tempfile
@@ -24,11 +25,13 @@ from polar.models.task import TaskSpec
 from polar.rollout.dashboard.live import OVERVIEW_SECONDS
 from polar.rollout.tokens import load_or_create_token
 from polar.store.store import Store
-from polar.store.tables import events, results, sessions, tasks
+from polar.store.tables import events, results, run_steps, runs, sessions, tasks
 
 SESSIONS = 100_000
 SAMPLES = 8
 NODES = 16
+RUNS = 40
+"""One of them has half of all sessions."""
 HELD = 512
 """Sessions that nodes are at work on."""
 ROUNDS = 40
@@ -44,6 +47,12 @@ LISTS: dict[str, dict[str, Any]] = {
     "sessions by node": {"node": "node-3"},
     "sessions by a part of the id, found": {"text": "task-777"},
     "sessions by a part of the id, found nowhere": {"text": "nowhere-at-all"},
+    "sessions of a small run": {"run": "run-7"},
+    "sessions of a large run, a page in the middle": {"run": "run-0", "before": str(SESSIONS // 2)},
+    "sessions of a step": {"run": "run-0", "step": "17"},
+    "sessions by a range of rewards, found nowhere": {"reward_min": "2", "reward_max": "3"},
+    "sessions by model and version, found nowhere": {"model": "large", "version": "7"},
+    "sessions by harness and duration": {"harness": "pi", "seconds_min": "590"},
     "sessions by status and node, found nowhere": {"status": "completed", "node": "node-of-nobody"},
 }
 
@@ -62,6 +71,8 @@ async def measure() -> list[Row]:
             for name, query in LISTS.items():
                 rows.append(at_most(f"{name}, p95", await p95(http, "sessions", query), "ms", GOAL_MS))
             rows.append(at_most("tasks, newest page, p95", await p95(http, "tasks", {}), "ms", GOAL_MS))
+            rows.append(at_most("runs, newest page, p95", await p95(http, "../runs", {}), "ms", GOAL_MS))
+            rows.append(at_most("a large run, p95", await p95(http, "runs/run-0", {}), "ms", GOAL_MS))
     return rows
 
 
@@ -98,6 +109,10 @@ def fill(connection: Connection) -> None:
     """Tasks with groups of sessions that ended over some hours, and the last of them still at work."""
     chance = random.Random(7)
     now = time.time()
+    named = [{"name": f"run-{number}", "kind": "training", "created_at": now} for number in range(RUNS)]
+    connection.execute(insert(runs), named)
+    steps = [{"run_id": 1, "step": step, "numbers": NUMBERS, "created_at": now} for step in range(1000)]
+    connection.execute(insert(run_steps), steps)
     for start in range(0, SESSIONS, 4_000):
         rows = [session(place, now, chance) for place in range(start, min(start + 4_000, SESSIONS))]
         connection.execute(insert(tasks), [task(row) for row in rows if row["sample"] == 0])
@@ -115,9 +130,12 @@ def session(place: int, now: float, chance: random.Random) -> dict[str, Any]:
     at = now - SPAN_SECONDS * (1 - place / SESSIONS)
     progress = Progress(completions=chance.randrange(1, 60), sampled_tokens=chance.randrange(100, 40_000))
     return {
+        "seq": place + 1,
         "id": f"task-{place // SAMPLES}.{place % SAMPLES}",
         "task_id": f"task-{place // SAMPLES}",
         "sample": place % SAMPLES,
+        "run_id": run_id(place),
+        "harness": "pi",
         "priority": 50,
         "runtime": "process",
         "status": status,
@@ -127,12 +145,23 @@ def session(place: int, now: float, chance: random.Random) -> dict[str, Any]:
         "lease_expires_at": now + 3600 if is_held else None,
         "progress": progress.model_dump_json(),
         "reward": float(chance.random() < 0.4) if status == "completed" else None,
+        "model": None if is_held else "small",
+        "version_min": None if is_held else place // 1000,
+        "version_max": None if is_held else place // 1000 + 1,
+        "seconds": None if is_held else 600 * chance.random(),
         "cancel_requested": False,
         "created_at": at,
         "updated_at": at,
     }
 
 
+def run_id(place: int) -> int:
+    """Every second task belongs to the first run."""
+    task = place // SAMPLES
+    return 1 if task % 2 else 1 + task // 2 % RUNS
+
+
+NUMBERS = json.dumps({f"number_{place}": place / 7 for place in range(30)})
 SPEC = TaskSpec.model_validate(
     {"id": "task", "instruction": "Repair the program. " * 50, "harness": "pi", "evaluator": "tests"}
 ).model_dump_json()
@@ -142,6 +171,8 @@ def task(row: dict[str, Any]) -> dict[str, Any]:
     return {
         "id": row["task_id"],
         "spec": SPEC,
+        "run_id": row["run_id"],
+        "step": row["seq"] // 100,
         "spec_digest": "0" * 64,
         "harness": "pi",
         "priority": 50,
@@ -164,6 +195,7 @@ def result(row: dict[str, Any]) -> dict[str, Any]:
     return {
         "session_id": row["id"],
         "task_id": row["task_id"],
+        "run_id": row["run_id"],
         "fencing_token": 1,
         "reward": row["reward"],
         "usable": row["reward"] is not None,

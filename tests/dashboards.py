@@ -11,15 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rich.console import Console
-
 from polar.config.settings import DEFAULT_MODEL
 from polar.engines.base import GenerateRequest
 from polar.models.access import TokenRole
-from polar.models.task import TaskSpec
+from polar.models.task import Run, RunKind, TaskSpec
+from polar.models.views import RunStep
 from polar.node.node import join
-from polar.training.metrics import board
-from polar.training.settings import MetricsSettings
 from tests.fakes.scripted_engine import Answer
 from tests.rollouts import scripted_call
 from tests.systems import System, system
@@ -28,6 +25,8 @@ T = TypeVar("T")
 
 WIDE, NARROW = 1280, 390
 """Widths of a laptop's window and of a telephone."""
+
+TRAINING = Run(name="grpo-small", kind=RunKind.TRAINING)
 
 HOSTILE = """<script>window.owned = 1</script><img src=x onerror="window.owned = 1"><b>bold</b>"""
 """What an agent may write to get at whoever reads it."""
@@ -128,6 +127,17 @@ class Fleet:
         replay = self.do(client.replay("repair-tree.1"))
         self.do(client.wait(["repair-tree", replay.task_id], timeout=60))
 
+    def train(self) -> None:
+        """Report two trainings, one of which has learned from the first group in its last step."""
+        *others, last = steps(1.0)
+        self.report(TRAINING, [*others, last.model_copy(update={"tasks": ("repair-app",)})])
+        self.report(Run(name="grpo-slow", kind=RunKind.TRAINING), steps(0.5))
+
+    def report(self, run: Run, steps: list[RunStep]) -> None:
+        """Report the steps of a training."""
+        self.do(self.running.client.begin_run(run))
+        self.do(self.running.client.report_steps(run.name, steps))
+
     def answer_the_waiting(self) -> None:
         self.loop.call_soon_threadsafe(self.model.gate.set)
 
@@ -168,9 +178,10 @@ def fleet(data_dir: Path) -> Iterator[Fleet]:
 
     made = asyncio.run_coroutine_threadsafe(wait(), loop).result(60)
     try:
-        made.roll_out(repair_task("repair-app", samples=4))
+        made.roll_out(repair_task("repair-app", samples=4, run=TRAINING))
         made.do(made.running.client.update_policy())
-        made.roll_out(repair_task("repair-again", samples=2))
+        made.roll_out(repair_task("repair-again", samples=2, run=TRAINING))
+        made.train()
         made.branch_out()
         yield made
     finally:
@@ -190,11 +201,9 @@ async def _serve(data_dir: Path, ready: asyncio.Future[Fleet]) -> None:
 
 
 async def _run(data_dir: Path, ready: asyncio.Future[Fleet]) -> None:
-    runs_dir = data_dir / "runs"
-    _write_metrics(runs_dir / "grpo-small")
     model = Model()
     entry: list[Any] = []
-    async with system(data_dir, entry, model=DEFAULT_MODEL, runs_dir=runs_dir, max_context=32_768) as running:
+    async with system(data_dir, entry, model=DEFAULT_MODEL, max_context=32_768) as running:
         decode = running.engine.tokenizer.decode
 
         def answer(request: GenerateRequest) -> str | Answer:
@@ -209,18 +218,19 @@ async def _run(data_dir: Path, ready: asyncio.Future[Fleet]) -> None:
             await made.stopped.wait()
 
 
-def _write_metrics(out: Path) -> None:
-    with board(MetricsSettings(), out, 0, Console(quiet=True)) as write:
-        for step in range(1, 61):
-            share = step / 60
-            numbers = {
-                "reward": 0.2 + 0.6 * share + 0.05 * ((7 * step) % 5 - 2) / 2,
-                "loss": 0.8 - 0.5 * share,
-                "entropy": 1.2 - 0.4 * share,
-                # Of a run without a penalty.
-                "kl": 0.0,
-                "clip_fraction": 0.1 * share,
-            }
-            if step % 10 == 0:
-                numbers["held_out_success"] = 0.3 + 0.4 * share
-            write(step, numbers)
+def steps(speed: float) -> list[RunStep]:
+    """Numbers of a training, and whether it gets better fast."""
+    return [RunStep(step=step, numbers=_numbers(step, speed)) for step in range(1, 61)]
+
+
+def _numbers(step: int, speed: float) -> dict[str, float]:
+    share = speed * step / 60
+    numbers = {
+        "reward": 0.2 + 0.6 * share + 0.05 * ((7 * step) % 5 - 2) / 2,
+        "loss": 0.8 - 0.5 * share,
+        "entropy": 1.2 - 0.4 * share,
+        # Of a run without a penalty.
+        "kl": 0.0,
+        "clip_fraction": 0.1 * share,
+    }
+    return {**numbers, "held_out_success": 0.3 + 0.4 * share} if step % 10 == 0 else numbers

@@ -156,9 +156,8 @@ async def system(
     *,
     max_context: int = 8192,
     model: str = "scripted",
-    runs_dir: Path | None = None,
 ) -> AsyncIterator[System]:
-    server_settings = ServerSettings(port=0, runs_dir=runs_dir, retry_seconds=0.0)
+    server_settings = ServerSettings(port=0, retry_seconds=0.0)
     async with (
         Store.open(data_dir) as store,
         RolloutServer(store, TOKEN, server_settings) as server,

@@ -5,17 +5,19 @@ PYTHONPATH=. .venv/bin/python tools/screenshots.py
 
 from __future__ import annotations
 
-import shutil
+import json
 import tempfile
 from pathlib import Path
 
 from playwright.sync_api import ViewportSize, sync_playwright
 
+from polar.models.task import Run, RunKind
+from polar.models.views import RunStep
 from tests.browser import chromium
 from tests.dashboards import fleet
 
 OUT = Path(__file__).parents[1] / "docs" / "images"
-TRAINING = OUT.parent / "results" / "learning" / "seed-0.jsonl"
+SEEDS = sorted((OUT.parent / "results" / "learning").glob("seed-[0-9].jsonl"))
 WIDE, NARROW = (1280, 860), (390, 844)
 SHOTS = (
     ("overview", "/", "[data-stage=ended]", "light", WIDE),
@@ -24,7 +26,8 @@ SHOTS = (
     ("conversation", "/sessions/repair-app.0?view=conversation&call=1", ".message", "light", WIDE),
     ("tokens", "/sessions/repair-app.0?view=tokens&colour=logprob", ".tokens span", "dark", WIDE),
     ("compare", "/compare?a=repair-app.0&b=repair-app.1", ".pair .call", "light", WIDE),
-    ("training", f"/runs/{TRAINING.stem}", ".chart .line", "dark", WIDE),
+    ("runs", "/runs", "tbody tr", "light", WIDE),
+    ("training", "/runs/learning-seed-0?with=learning-seed-1&smooth=0.6", ".legend li", "dark", WIDE),
     ("narrow", "/sessions", "tbody tr", "light", NARROW),
 )
 """Name, path, an element that appears with the data, theme, size."""
@@ -37,9 +40,10 @@ def main() -> None:
         fleet(Path(data_dir)) as run,
         sync_playwright() as playwright,
     ):
-        trained = Path(data_dir) / "runs" / TRAINING.stem
-        trained.mkdir()
-        shutil.copy(TRAINING, trained / "metrics.jsonl")
+        for seed in SEEDS:
+            steps = [json.loads(line) for line in seed.read_text().splitlines()]
+            named = Run(name=f"learning-{seed.stem}", kind=RunKind.TRAINING)
+            run.report(named, [RunStep(step=one.pop("step"), numbers=one) for one in steps])
         browser = chromium.launch(playwright)
         for name, address, part, theme, (width, height) in SHOTS:
             size: ViewportSize = {"width": width, "height": height}

@@ -30,6 +30,10 @@ PAGES = {
     "/compare?a=repair-tree.3&b=repair-tree.4": ".shared button",
     "/runs": "main tbody tr",
     "/runs/grpo-small": ".chart .line",
+    "/runs/grpo-small?with=grpo-slow&smooth=0.6": ".legend li",
+    "/runs/unnamed": ".facts",
+    "/tasks?run=grpo-small&step=60": "main tbody tr",
+    "/sessions?run=grpo-small&reward_min=0.5": "main tbody tr",
 }
 """Address → what is there once its data is."""
 
@@ -179,7 +183,7 @@ def test_filters_live_in_the_address(reader: Opens) -> None:
     someone = reader()
     page = someone.open("/sessions", "main tbody tr")
     page.get_by_label("Search by id").fill("again")
-    page.get_by_label("Reward").select_option("positive")
+    page.locator("select[name=reward]").select_option("positive")
     expect(page).to_have_url(f"{someone.url}/sessions?text=again&reward=positive")
     expect(page.locator("main tbody tr")).to_have_count(1)
     page.reload()
@@ -201,7 +205,7 @@ def test_keys_move_between_pages_and_lines(reader: Opens) -> None:
     page.keyboard.press("Escape")
     page.keyboard.press("j")
     page.keyboard.press("j")
-    expect(page.locator("main tbody tr").nth(1).get_by_role("link")).to_be_focused()
+    expect(page.locator("main tbody tr").nth(1).get_by_role("link").first).to_be_focused()
     page.keyboard.press("k")
     page.keyboard.press("Enter")
     page.wait_for_selector("[data-page=session]")
@@ -221,7 +225,8 @@ def test_training_run_is_a_curve_for_each_number(reader: Opens) -> None:
     page = reader().open("/runs", "main tbody tr")
     page.get_by_role("link", name="grpo-small").click()
     expect(page.get_by_role("img", name="reward over steps")).to_be_visible()
-    expect(page.locator(".charts .card")).to_have_count(6)
+    # Those of its steps, and the mean reward over time.
+    expect(page.locator(".charts .card")).to_have_count(7)
     page.get_by_role("img", name="loss over steps").hover()
     expect(page.get_by_role("img", name="loss over steps")).to_contain_text("step 2")
 
@@ -231,3 +236,67 @@ def test_number_that_never_changes_has_no_made_up_scale(reader: Opens) -> None:
     page.get_by_role("link", name="grpo-small").click()
     # Its value, and which step is read.
     expect(page.get_by_role("img", name="kl over steps").locator("text")).to_have_text(["0", "step 60"])
+
+
+def test_runs_are_listed_by_kind_with_what_belongs_to_them(reader: Opens) -> None:
+    page = reader().open("/runs", "main tbody tr")
+    row = page.get_by_role("row", name="grpo-small")
+    expect(row).to_contain_text("training")
+    expect(row).to_contain_text("6 of 6")
+    page.get_by_label("Kind").select_option("submission")
+    expect(page.get_by_role("row", name="unnamed")).to_be_visible()
+    expect(page.get_by_role("row", name="grpo-small")).to_have_count(0)
+
+
+def test_runs_are_compared_curve_over_curve(reader: Opens) -> None:
+    someone = reader()
+    page = someone.open("/runs", "main tbody tr")
+    for name in ("grpo-small", "grpo-slow"):
+        page.get_by_label(f"Choose {name}").check()
+    page.get_by_role("button", name="Compare the chosen").click()
+    expect(page).to_have_url(f"{someone.url}/runs/grpo-small?with=grpo-slow")
+    expect(page.get_by_role("list", name="Runs compared").locator("li")).to_have_count(2)
+    chart = page.get_by_role("img", name="reward over steps")
+    expect(chart.locator("path.line")).to_have_count(2)
+    box = chart.bounding_box()
+    chart.hover(position={"x": box["width"] - 8, "y": box["height"] / 2})
+    expect(chart).to_contain_text("step 60: 0.75 · 0.45")
+    before = chart.locator("path.line").first.get_attribute("d")
+    page.get_by_label("Smoothing").fill("0.9")
+    expect(page).to_have_url(f"{someone.url}/runs/grpo-small?with=grpo-slow&smooth=0.9")
+    assert (
+        page.get_by_role("img", name="reward over steps").locator("path.line").first.get_attribute("d")
+        != before
+    )
+    page.get_by_role("button", name="Remove grpo-slow").click()
+    expect(page.get_by_role("img", name="reward over steps").locator("path.line")).to_have_count(1)
+
+
+def test_a_step_leads_to_its_groups_and_back(reader: Opens) -> None:
+    someone = reader()
+    page = someone.open("/runs/grpo-small", ".chart .line")
+    chart = page.get_by_role("img", name="reward over steps")
+    box = chart.bounding_box()
+    chart.click(position={"x": box["width"] - 8, "y": box["height"] / 2})
+    expect(page).to_have_url(f"{someone.url}/tasks?run=grpo-small&step=60")
+    expect(page.locator("main .head")).to_contain_text("of grpo-small, learned from in step 60")
+    expect(page.locator("main tbody tr")).to_have_count(1)
+    page.get_by_role("link", name="repair-app").click()
+    expect(page.locator("section[aria-label=Facts]")).to_contain_text("Step")
+    page.get_by_role("link", name="repair-app.1").click()
+    page.get_by_role("link", name="grpo-small").click()
+    expect(page).to_have_url(f"{someone.url}/runs/grpo-small")
+
+
+def test_sessions_are_filtered_by_more_than_their_id(reader: Opens) -> None:
+    someone = reader()
+    page = someone.open("/sessions", "main tbody tr")
+    page.get_by_text("More filters").click()
+    page.locator("input[name=run]").fill("grpo-small")
+    page.get_by_label("Reward from").fill("0.5")
+    expect(page).to_have_url(f"{someone.url}/sessions?run=grpo-small&reward_min=0.5")
+    expect(page.locator("main tbody tr")).to_have_count(3)
+    page.get_by_label("Policy version").fill("1")
+    expect(page.locator("main tbody tr")).to_have_count(1)
+    page.get_by_label("Seconds from").fill("5000")
+    expect(page.get_by_text("No session matches.")).to_be_visible()

@@ -65,7 +65,14 @@ class ReplayingServer:
 
 
 def _view(id: str, task: str, **changes: Any) -> SessionView:
-    about = {"id": id, "task_id": task, "sample": 0, "attempt": 1, "status": SessionStatus.COMPLETED}
+    about = {
+        "id": id,
+        "task_id": task,
+        "run": "unnamed",
+        "sample": 0,
+        "attempt": 1,
+        "status": SessionStatus.COMPLETED,
+    }
     return SessionView(**about, created_at=0, updated_at=0, progress=Progress(), **changes)
 
 

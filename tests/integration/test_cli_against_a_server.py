@@ -27,6 +27,7 @@ from polar.client import AsyncClient, Client
 from polar.config.settings import ServerSettings
 from polar.models.delivery import Delivery
 from polar.models.session import ReplayReport, SessionResult, SessionStatus
+from polar.models.task import Run, RunKind
 from polar.models.views import LeaseRequest, ResultPage
 from polar.rollout.server import RolloutServer
 from polar.store.store import Store
@@ -353,6 +354,46 @@ def test_harness_and_samples_are_laid_over_every_task(served: Served) -> None:
     specs = [json.loads(view)["spec"] for view in views]
     harness = {"name": "shell", "options": {"command": "false"}}
     assert [(spec["harness"], spec["samples"]) for spec in specs] == [(harness, 3)] * 2
+
+
+def test_what_is_submitted_together_is_a_run(served: Served) -> None:
+    file = served.task_file("one", "two")
+    assert f"; run: {file.parent.name}-2" in served.ok("submit", file)
+    assert "; run: mine" in served.ok("submit", served.task_file("one", "three"), "--run", "mine")
+    served.run_sessions(2)
+    mine, first = lines(served.ok("runs", "--json"))
+    assert (mine["name"], mine["kind"], mine["tasks"]) == ("mine", "submission", 1)
+    assert first["sessions"] == {"completed": 2, "queued": 2}
+    assert "mine" in served.ok("runs", "--kind", "submission")
+    assert served.ok("runs", "--kind", "training", "--json") == ""
+    of_run = lines(served.ok("sessions", "--run", "mine", "--json"))
+    assert [session["id"] for session in of_run] == ["three.0", "three.1"]
+
+
+def test_a_run_is_submitted_again_as_another(served: Served) -> None:
+    served.ok("submit", served.task_file("one", "two", samples=1), "--run", "first")
+    served.run_sessions()
+    with Client(served.url, TOKEN) as client:
+        client.replay("one.0")
+    options = ("--harness", "shell:{command: 'false'}", "--samples", 3, "--run", "second")
+    served.ok("submit", "--again", "first", *options)
+    again = [line["spec"] for line in lines(served.ok("tasks", "--json")) if line["spec"]["samples"] == 3]
+    assert [spec["id"].partition("-")[0] for spec in again] == ["one", "two"]
+    assert {spec["run"]["name"] for spec in again} == {"second"}
+    assert {spec["harness"]["options"]["command"] for spec in again} == {"false"}
+    assert "nothing new" in served.ok("submit", "--again", "first", *options)
+    third = served.ok("submit", "--again", "second")
+    assert "2 tasks with 6 sessions submitted; run: second-2" in third
+
+
+def test_only_submissions_are_submitted_again(served: Served) -> None:
+    assert "no run 'none'" in served.polar("submit", "--again", "none").stderr
+    assert "expected FILE... or --again RUN" in served.polar("submit").stderr
+    both = served.polar("submit", served.task_file("one"), "--again", "none")
+    assert "expected FILE... or --again RUN" in both.stderr
+    with Client(served.url, TOKEN) as client:
+        client.begin_run(Run(name="grpo", kind=RunKind.TRAINING))
+    assert "run 'grpo' is of kind training" in served.polar("submit", "--again", "grpo").stderr
 
 
 def test_a_harness_that_is_none_is_one_line(served: Served) -> None:

@@ -17,7 +17,7 @@ import yaml
 from polar.app.datagen import DatasetGeneration, plan
 from polar.client import AsyncClient, Client
 from polar.models.session import SessionStatus
-from polar.models.task import SamplingPin, TaskSpec
+from polar.models.task import Run, RunKind, SamplingPin, TaskSpec
 from polar.tasksets.expressions import parse_acceptance
 from polar.tasksets.sft import Table
 from polar.trajectory.learnable import EndedSession
@@ -32,7 +32,7 @@ ACCEPT = parse_acceptance("reward >= 1")
 async def generated(
     running: System, tasks: Sequence[TaskSpec], *, retries: int
 ) -> tuple[DatasetGeneration, dict[str, list[EndedSession]]]:
-    generation = DatasetGeneration(plan(tasks), ACCEPT, retries, 4)
+    generation = DatasetGeneration(plan(tasks), ACCEPT, retries, 4, Run(name="data", kind=RunKind.GENERATION))
     async with asyncio.timeout(60):
         await generation.run(running.client)
 

@@ -23,7 +23,7 @@ from polar.app.stack import Say
 from polar.client import AsyncClient, Client
 from polar.errors import Conflict, Forbidden, InvalidInput, PolarError, Unavailable
 from polar.models.session import SessionResult, SessionStatus
-from polar.models.task import TaskSpec
+from polar.models.task import Run, TaskSpec
 from polar.recordings.recording import decode
 from polar.tasksets.expressions import CannotJudge, Condition, session_names
 from polar.tasksets.sft import CARD, Options, Table, TaskSessions, Written, card, write_dataset
@@ -51,6 +51,7 @@ class DatasetGeneration:
     accept: Condition
     retries: int
     concurrency: int
+    named: Run
     tally: Tally = field(init=False)
 
     def __post_init__(self) -> None:
@@ -66,7 +67,13 @@ class DatasetGeneration:
 
         tasks = list(self.plan.values())
         await roll_out(
-            client, tasks, ended, concurrency=self.concurrency, retries=self.retries, with_recordings=False
+            client,
+            tasks,
+            ended,
+            run=self.named,
+            concurrency=self.concurrency,
+            retries=self.retries,
+            with_recordings=False,
         )
 
     def _is_accepted(self, name: str, session: RolledOut) -> bool:

@@ -21,7 +21,7 @@ from polar.config import plugins
 from polar.config.settings import DEFAULT_MODEL, EngineSettings, Settings
 from polar.models.component import Component
 from polar.models.session import SessionResult, SessionStatus
-from polar.models.task import TaskSpec
+from polar.models.task import Run, TaskSpec
 from polar.models.views import SessionView
 from polar.runtimes.base import Runtime
 from polar.trajectory.learnable import EndedSession, Group
@@ -66,7 +66,13 @@ async def run(
         sessions = sum(task.samples for task in tasks)
         console.print(f"[dim]•[/] {len(tasks)} tasks, {sessions} sessions\n")
         rolling = asyncio.create_task(
-            roll_out(client, tasks, lambda ended: results.append(ended.result), with_recordings=False)
+            roll_out(
+                client,
+                tasks,
+                lambda ended: results.append(ended.result),
+                run=Run(name="quickstart"),
+                with_recordings=False,
+            )
         )
         try:
             await _watch(client, rolling, {task.id for task in tasks}, console)

@@ -16,7 +16,7 @@ from polar import errors
 from polar.client import AsyncClient
 from polar.errors import NotFound, PolarError, Unavailable, retry_async
 from polar.models.session import SessionResult, SessionStatus
-from polar.models.task import MAX_ID, TaskSpec
+from polar.models.task import MAX_ID, Run, TaskSpec
 from polar.recordings.recording import DamagedRecording, Recording, decode
 from polar.trajectory.learnable import EndedSession
 
@@ -35,7 +35,7 @@ class RolledOut(EndedSession):
     """An ended session of `roll_out`."""
 
     task: TaskSpec
-    """The task as passed to `roll_out`; the result of a retry names another one."""
+    """The task as submitted at first; the result of a retry names another one."""
     was_found: bool
     """Whether it had ended before this call."""
     retries: int
@@ -47,7 +47,7 @@ OnEnded = Callable[[RolledOut], None]
 
 def with_stable_id(task: TaskSpec, run: str = "") -> TaskSpec:
     """Give a task an id derived from its content and `run`, so that finished work is found again."""
-    document = task.model_dump(mode="json", exclude_defaults=True)
+    document = task.model_dump(mode="json", exclude_defaults=True, exclude={"run"})
     content = orjson.dumps([run, document], option=orjson.OPT_SORT_KEYS)
     digest = hashlib.sha256(content).hexdigest()[:_DIGEST]
     return task.model_copy(update={"id": f"{task.id[:_LONGEST_NAME]}-{digest}"})
@@ -79,12 +79,14 @@ async def roll_out(
     tasks: Sequence[TaskSpec],
     ended: OnEnded,
     *,
+    run: Run,
     concurrency: int | None = None,
     retries: int = 0,
     skip: Container[tuple[str, int]] = (),
     with_recordings: bool = True,
 ) -> None:
-    """Run every session of every task, samples and branches, and pass each result to `ended` once.
+    """Run every session of every task, samples and branches, as parts of `run`, and pass each result to
+    `ended` once.
 
     Tasks that the server already has under their id are not run again: their results are found. An
     unreachable server is waited for. `concurrency` limits the tasks in flight; None submits all of them. A
@@ -92,6 +94,7 @@ async def roll_out(
     session. Sessions in `skip`, by task and number, are left out.
     """
     downloads = asyncio.Semaphore(DOWNLOADS)
+    tasks = [task.model_copy(update={"run": run}) for task in tasks]
 
     async def finish(task: TaskSpec, result: SessionResult, was_found: bool) -> None:
         sample, tried = result.sample, 0

@@ -7,9 +7,11 @@ trainer takes one sequence per session keeps one, and everything left out is cou
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib
 import json
 import secrets
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,9 +24,10 @@ from pydantic import ValidationError
 
 from polar.app.rollouts import RolledOut, roll_out, training_task
 from polar.client import AsyncClient
+from polar.config.settings import environment_run
 from polar.errors import InvalidInput, NotInstalled, explain
 from polar.models.completion import Ids, Logprobs, Routing, Versions
-from polar.models.task import TaskSpec
+from polar.models.task import Run, RunKind, TaskSpec
 from polar.models.trace import Trace
 from polar.trajectory.learnable import (
     Advantage,
@@ -152,15 +155,15 @@ async def roll_out_groups(
 
     Trainers count on the number of sessions that they asked for, so tasks have no branches here.
     """
-    run = secrets.token_hex(4)
+    call = secrets.token_hex(4)
     tasks = [
         training_task(
-            order.task.model_copy(update={"branching": None}), f"{run}-{number}", order.samples, temperature
+            order.task.model_copy(update={"branching": None}), f"{call}-{number}", order.samples, temperature
         )
         for number, order in enumerate(orders)
     ]
     found: dict[str, list[RolledOut]] = {task.id: [] for task in tasks}
-    await roll_out(client, tasks, lambda ended: found[ended.task.id].append(ended))
+    await roll_out(client, tasks, lambda ended: found[ended.task.id].append(ended), run=run_of_trainer())
     return await asyncio.to_thread(
         lambda: [
             tuple(
@@ -169,6 +172,13 @@ async def roll_out_groups(
             for group in found.values()
         ]
     )
+
+
+@functools.cache
+def run_of_trainer() -> Run:
+    """Return the run that this process rolls out for: $POLAR_RUN, or one for each day, since a trainer's
+    workers know nothing of each other."""
+    return Run.named(environment_run() or f"bridge-{time.strftime('%Y-%m-%d')}", RunKind.BRIDGE)
 
 
 async def one_session(client: AsyncClient, task: TaskSpec, temperature: float = 1.0) -> ScoredSession:

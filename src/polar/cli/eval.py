@@ -35,6 +35,7 @@ from polar.evals.plan import (
 from polar.evals.report import Attempt, Report, below_gates, load_report, only_harness, parse_gate
 from polar.evals.run import Journal, report_of, run_plan
 from polar.files import digest
+from polar.models.task import Run, RunKind
 from polar.telemetry.logs import log_to_file
 
 Out = Annotated[
@@ -131,7 +132,8 @@ def eval(
     journal = Journal(out)
     engine = {"url": engine_url or None, "kind": engine_kind, "mode": engine_mode}
     settings = {} if server else _settings(plan, out, config, engine, concurrency)
-    _run(plan, journal, server, token, settings, weights)
+    named = Run.named(out.resolve().name, RunKind.EVALUATION)
+    _run(plan, journal, named, server, token, settings, weights)
     report = report_of(plan, journal)
     # Printed before the comparison, which may still fail.
     write(report_files(report), out)
@@ -172,6 +174,7 @@ def _settings(
 def _run(
     plan: Plan,
     journal: Journal,
+    named: Run,
     server: str | None,
     token: str | None,
     settings: dict[str | None, Settings],
@@ -207,7 +210,7 @@ def _run(
                     yield client
 
             update(len(done), "")
-            until_interrupted(run_plan(plan, journal, connect, ended))
+            until_interrupted(run_plan(plan, journal, connect, ended, named))
     except typer.Exit:
         say("stopped before all sessions ended; run the same command to resume")
         raise

@@ -12,6 +12,7 @@ from polar.cli.interruption import until_interrupted
 from polar.cli.output import console, print_json, print_parts, say
 from polar.config.settings import load_settings
 from polar.errors import InvalidInput
+from polar.models.task import Run, RunKind
 from polar.tasksets.expressions import parse_acceptance
 from polar.tasksets.files import listing, read_tasks
 from polar.telemetry.logs import log_to_file
@@ -33,7 +34,7 @@ Accept = Annotated[
 ]
 Seed = Annotated[int | None, typer.Option(min=0, help="Seed from which those of all samples derive.")]
 Retries = Annotated[int, typer.Option(min=0, max=20, help="Maximum number of retries for a failed session.")]
-Run = Annotated[
+RunName = Annotated[
     str, typer.Option(help="Name of the run; another name repeats work that the server has already done.")
 ]
 PushToHub = Annotated[
@@ -65,7 +66,7 @@ def generate(
     weights: options.Weights = None,
     server: options.RunningServer = None,
     token: options.Token = None,
-    run: Run = "",
+    run: RunName = "",
     push_to_hub: PushToHub = None,
     private: Private = False,
     config: options.ConfigFile = None,
@@ -104,11 +105,12 @@ def generate(
     is_own = server is None
     settings = own_system.own_settings(out, config, engine, concurrency) if is_own else load_settings(config)
     log_to_file(out / own_system.DATA / "logs" / "polar.log", settings.log_level, settings.log_format)
-    named: list[tuple[str, object]] = [("taskset", path.name or path) for path in taskset]
-    named += [("harness", harness), ("samples", samples), ("seed", seed), ("accept", accept)]
-    named += [("weights", weights and weights.name), (PUSH, push_to_hub)]
+    facts: list[tuple[str, object]] = [("taskset", path.name or path) for path in taskset]
+    facts += [("harness", harness), ("samples", samples), ("seed", seed), ("accept", accept)]
+    facts += [("weights", weights and weights.name), (PUSH, push_to_hub)]
     plan = datagen.plan(loaded.tasks, run)
-    generation = datagen.DatasetGeneration(plan, condition, retries, concurrency or TASKS_AT_ONCE)
+    named = Run.named(run or out.resolve().name, RunKind.GENERATION)
+    generation = datagen.DatasetGeneration(plan, condition, retries, concurrency or TASKS_AT_ONCE, named)
 
     def show_step(step: str) -> None:
         say(f"• {step}")
@@ -116,7 +118,7 @@ def generate(
     async def work() -> None:
         place = settings if server is None else own_system.ServerAddress(server, token)
         async with own_system.rollout_server(place, loaded.tasks, show_step, policy=weights) as address:
-            written = await datagen.generate(generation, address, out, named, console(stderr=True))
+            written = await datagen.generate(generation, address, out, facts, console(stderr=True))
         _print(written, out, as_json)
 
     with own_system.only_writer(out, "generate"):

@@ -30,6 +30,7 @@ def list_sessions(
     context: typer.Context,
     task: Annotated[str | None, typer.Option(help="Only sessions of this task.")] = None,
     status: Annotated[SessionStatus | None, typer.Option(help="Only sessions in this state.")] = None,
+    run: Annotated[str | None, typer.Option(help="Only sessions of this run.")] = None,
     as_json: AsJson = False,
     server: Server = None,
     token: Token = None,
@@ -41,11 +42,12 @@ def list_sessions(
     Examples:
 
       polar sessions --task fix-typo --status failed
+      polar sessions --run quickstart
       polar sessions cancel SESSION
     """
     if context.invoked_subcommand is None:
         with Client(server, token) as client:
-            print_list(client.sessions(task_id=task, status=status), session_table, as_json=as_json)
+            print_list(client.sessions(task, status, run), session_table, as_json=as_json)
 
 
 @sessions.command()

@@ -23,7 +23,7 @@ from polar.models.dashboard import NodeList, NodeOverview, Overview, WatchedSess
 from polar.models.delivery import SIZES, CaptureGrowth, CaptureLengths, Delivery, DeliveryAnswer
 from polar.models.policy import Pause, PauseMode, PolicyOrder, PolicyReport, PolicyView, Resume, Update
 from polar.models.session import LeaseKey, SessionEvent, SessionResult, SessionStatus
-from polar.models.task import OnDivergence, TaskSpec, TaskStatus
+from polar.models.task import OnDivergence, Run, RunKind, TaskSpec, TaskStatus
 from polar.models.views import (
     BranchRequest,
     EventPage,
@@ -37,6 +37,11 @@ from polar.models.views import (
     Release,
     ReplayRequest,
     ResultPage,
+    RunPage,
+    RunStart,
+    RunStep,
+    RunSteps,
+    RunView,
     SessionPage,
     SessionView,
     TaskBatchView,
@@ -104,9 +109,11 @@ class AsyncClient(Connection):
     async def task(self, id: str) -> TaskView:
         return await self._get(f"/tasks/{segment(id)}", TaskView)
 
-    async def tasks(self, status: TaskStatus | None = None) -> AsyncIterator[TaskView]:
+    async def tasks(
+        self, status: TaskStatus | None = None, run: str | None = None
+    ) -> AsyncIterator[TaskView]:
         """All tasks, oldest first."""
-        async for page in self._pages("/tasks", TaskPage, {"status": status}):
+        async for page in self._pages("/tasks", TaskPage, {"status": status, "run": run}):
             for task in page.tasks:
                 yield task
 
@@ -116,11 +123,29 @@ class AsyncClient(Connection):
     async def session(self, id: str) -> SessionView:
         return await self._get(f"/sessions/{segment(id)}", SessionView)
 
+    async def runs(self, kind: RunKind | None = None) -> AsyncIterator[RunView]:
+        """All runs, newest first."""
+        async for page in self._pages("/runs", RunPage, {"kind": kind}):
+            for run in page.runs:
+                yield run
+
+    async def run(self, name: str) -> RunView:
+        return await self._get(f"/runs/{segment(name)}", RunView)
+
+    async def begin_run(self, run: Run, step: int = 0) -> RunView:
+        """Begin a run whose steps will be reported, or resume it after a step: later ones are dropped."""
+        start = RunStart(kind=run.kind, step=step)
+        return await self._post(f"/runs/{segment(run.name)}", start, RunView)
+
+    async def report_steps(self, run: str, steps: Iterable[RunStep]) -> RunView:
+        """Store the numbers of steps, and which tasks they learned from."""
+        return await self._post(f"/runs/{segment(run)}/steps", RunSteps(steps=tuple(steps)), RunView)
+
     async def sessions(
-        self, task_id: str | None = None, status: SessionStatus | None = None
+        self, task_id: str | None = None, status: SessionStatus | None = None, run: str | None = None
     ) -> AsyncIterator[SessionView]:
         """All sessions, oldest first."""
-        query = {"task_id": task_id, "status": status}
+        query = {"task_id": task_id, "status": status, "run": run}
         async for page in self._pages("/sessions", SessionPage, query):
             for session in page.sessions:
                 yield session

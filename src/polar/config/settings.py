@@ -109,8 +109,6 @@ class ServerSettings(Frozen):
     blobs_url: str | None = Field(default=None, pattern=r"^[a-z0-9+]+://\S*$")
     """Where recordings and artifacts are stored, as an fsspec URL such as s3://bucket/prefix. If unset, they
     are stored in data_dir."""
-    runs_dir: Path | None = None
-    """Directory of training runs for the dashboard, which shows every metrics.jsonl below it."""
     keep_recordings_days: float | None = Field(default=None, gt=0)
     """Days to keep a session's recording after it ended; forever if unset. Its result is always kept."""
     keep_artifacts_days: float | None = Field(default=None, gt=0)
@@ -401,6 +399,11 @@ def environment_client_cert() -> tuple[Path, Path] | None:
 def environment_server() -> str | None:
     """The control-plane URL for clients, from $POLAR_SERVER."""
     return os.environ.get("POLAR_SERVER") or None
+
+
+def environment_run() -> str | None:
+    """The name of the run that a bridge's sessions belong to, from $POLAR_RUN."""
+    return os.environ.get("POLAR_RUN") or None
 
 
 def environment_ray_auth() -> str | None:

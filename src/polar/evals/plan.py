@@ -90,7 +90,7 @@ class Plan:
     @property
     def fingerprint(self) -> str:
         """A digest of everything that the plan submits, except for ids derived from its run."""
-        fields = set(TaskSpec.model_fields) - {"id", "priority", "metadata"}
+        fields = set(TaskSpec.model_fields) - {"id", "run", "priority", "metadata"}
         lines = [f"weights {self.conditions.weights}"] if self.conditions.weights else []
         for cell in self.cells:
             lines.append(repr((cell.taskset, cell.harness, cell.model)))

@@ -16,6 +16,7 @@ from polar.errors import InvalidInput
 from polar.evals.plan import Conditions, Plan, PlannedCell
 from polar.evals.report import Attempt, Cell, Report, TaskOutcome, attempt_of, cell_of
 from polar.files import lock
+from polar.models.task import Run
 
 JOURNAL_FILE = "attempts.jsonl"
 
@@ -52,7 +53,9 @@ Connect = Callable[[str | None], AbstractAsyncContextManager[AsyncClient]]
 """Opens the client of a server that runs a given model."""
 
 
-async def run_plan(plan: Plan, journal: Journal, connect: Connect, ended: Callable[[Attempt], None]) -> None:
+async def run_plan(
+    plan: Plan, journal: Journal, connect: Connect, ended: Callable[[Attempt], None], run: Run
+) -> None:
     """Run every attempt that the journal lacks, one model after another; `ended` gets each new one."""
 
     def keep(session: RolledOut) -> None:
@@ -68,7 +71,7 @@ async def run_plan(plan: Plan, journal: Journal, connect: Connect, ended: Callab
         if missing:
             async with connect(model) as client:
                 # Submitting the same content under the same id again changes nothing.
-                await roll_out(client, missing, keep, skip=journal.attempts)
+                await roll_out(client, missing, keep, run=run, skip=journal.attempts)
 
 
 def report_of(plan: Plan, journal: Journal) -> Report:

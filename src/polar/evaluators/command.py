@@ -33,7 +33,7 @@ class RewardSource(StrEnum):
     """The reward that the command stated; without one, the evaluation fails."""
 
 
-class Run:
+class CommandRun:
     """The result of the command; `key` begins the lines that state its reward."""
 
     def __init__(self, result: ExecResult, key: str) -> None:
@@ -98,7 +98,7 @@ class CommandEvaluator(WorkspaceEvaluator):
             report=truncate("\n".join([*tampering_remarks(findings), run.report])),
         )
 
-    async def _run(self, context: EvaluationContext, sandbox: Sandbox) -> Run:
+    async def _run(self, context: EvaluationContext, sandbox: Sandbox) -> CommandRun:
         await place(sandbox, self.options.files)
         key = secrets.token_hex(16)
         command, limit = self.options.command, self.options.limit(context)
@@ -106,9 +106,9 @@ class CommandEvaluator(WorkspaceEvaluator):
             command = SCRIPTS["reward.sh"] + command
         stdin = f"{key}\n".encode()
         result = await run_grader(command, sandbox, env=self.options.env, timeout=limit, stdin=stdin)
-        return Run(result, key)
+        return CommandRun(result, key)
 
-    def _judge(self, run: Run) -> tuple[float, dict[str, float]]:
+    def _judge(self, run: CommandRun) -> tuple[float, dict[str, float]]:
         source = self.options.reward
         if run.result.timed_out or run.result.exit_code != 0:
             return self.lowest_reward, {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
@@ -12,7 +11,7 @@ from polar.models.component import Frozen
 from polar.models.policy import PolicyView
 from polar.models.session import SessionEvent, SessionStatus
 from polar.models.task import Id, TaskStatus
-from polar.models.views import SessionHead, SessionView
+from polar.models.views import RunView, SessionHead, SessionView
 
 
 class Me(Frozen):
@@ -86,19 +85,10 @@ class Overview(Frozen):
     """The latest changes of sessions, newest first."""
 
 
-class Reward(StrEnum):
-    """Filters sessions by reward."""
-
-    POSITIVE = "positive"
-    """Above 0."""
-    ZERO = "zero"
-    """0 or less."""
-    NONE = "none"
-
-
 class SessionRow(SessionHead):
     """One line of a list of sessions."""
 
+    harness: str | None
     reward: float | None = None
     completions: int = 0
     """Model calls so far."""
@@ -119,6 +109,9 @@ class TaskRow(Frozen):
     """One line of the list of tasks."""
 
     id: Id
+    run: Id
+    step: int | None = None
+    """Step of the run that learned from it; None for none so far."""
     harness: str | None
     status: TaskStatus
     created_at: float
@@ -145,6 +138,9 @@ class GroupView(Frozen):
     """A task with all its samples and branches."""
 
     id: Id
+    run: Id
+    step: int | None = None
+    """Step of the run that learned from it; None for none so far."""
     status: TaskStatus
     created_at: float
     instruction: str
@@ -257,6 +253,8 @@ class SessionDetail(Frozen):
     """Everything that a session's page shows first."""
 
     session: SessionView
+    step: int | None = None
+    """Step of the run that learned from its group; None for none so far."""
     instruction: str
     harness: str
     evaluator: str
@@ -403,27 +401,15 @@ class ArtifactText(Frozen):
     """Whether the text is truncated."""
 
 
-class RunLine(Frozen):
-    """A training run with metrics below `server.runs_dir`."""
-
-    name: str
-    """Path of its directory below `server.runs_dir`."""
-    steps: int
-    """Steps with metrics."""
-    updated_at: float
-    """Unix seconds of the last metrics."""
-    latest: dict[str, float]
-    """Metrics of its last step."""
-
-
-class RunList(Frozen):
-    runs: tuple[RunLine, ...]
-    is_configured: bool
-    """Whether `server.runs_dir` is set."""
-
-
 class RunCurves(Frozen):
-    name: str
+    """A run's numbers over its steps, and its rewards over time."""
+
+    run: RunView
     steps: tuple[int, ...]
+    """Steps with numbers; of a long run some of them."""
     series: dict[str, tuple[float | None, ...]]
     """Values at each of `steps`, by metric."""
+    hours: tuple[float, ...]
+    """Hours since the run began, the ends of equal spans in which sessions completed."""
+    rewards: tuple[float, ...]
+    """Mean reward in each of these spans."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from enum import StrEnum
 from typing import Annotated
 
@@ -15,6 +16,37 @@ from polar.models.webhook import Webhook
 MAX_ID = 128
 """Maximum length of any id."""
 Id = Annotated[str, Field(pattern=rf"^[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_ID - 1}}}$")]
+
+
+class RunKind(StrEnum):
+    """The kind of work that a run is."""
+
+    TRAINING = "training"
+    EVALUATION = "evaluation"
+    GENERATION = "generation"
+    """A dataset is made."""
+    SUBMISSION = "submission"
+    """Tasks are submitted by themselves."""
+    BRIDGE = "bridge"
+    """A trainer of others trains."""
+
+
+class Run(Frozen):
+    """A named piece of work whose tasks belong together."""
+
+    name: Id
+    """Unique on a server: what comes later under the name joins the run."""
+    kind: RunKind = RunKind.SUBMISSION
+
+    @classmethod
+    def named(cls, text: str, kind: RunKind) -> Run:
+        """A run whose name is made from any text, such as that of a directory."""
+        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")
+        return cls(name=plain[:MAX_ID] or kind.value, kind=kind)
+
+
+UNNAMED_RUN = Run(name="unnamed")
+"""The run of tasks that name none."""
 
 
 class TaskStatus(StrEnum):
@@ -223,8 +255,16 @@ class TaskSpec(Frozen):
     """Higher first; tasks of equal priority take turns."""
     webhook: Webhook | None = None
     """Receiver of its results."""
+    run: Run | None = None
+    """The run that it belongs to; None for `unnamed`. A task that is there already stays in the run that it
+    came with."""
     metadata: dict[str, JsonValue] = Field(default_factory=dict)
     """Returned with the results; of all of it training reads `family`, by which it reports rewards."""
+
+    @property
+    def named_run(self) -> Run:
+        """The run that it belongs to, which may be that of tasks that name none."""
+        return self.run or UNNAMED_RUN
 
     @property
     def components(self) -> tuple[tuple[str, str, Component], ...]:

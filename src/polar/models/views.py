@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated
 
 from pydantic import ConfigDict, Field
@@ -17,8 +18,18 @@ from polar.models.session import (
     SessionStatus,
     StageEntry,
 )
-from polar.models.task import Id, OnDivergence, TaskSpec, TaskStatus
+from polar.models.task import Id, OnDivergence, RunKind, TaskSpec, TaskStatus
 from polar.models.webhook import WebhookEvent
+
+
+class Reward(StrEnum):
+    """Filters sessions by reward."""
+
+    POSITIVE = "positive"
+    """Above 0."""
+    ZERO = "zero"
+    """0 or less."""
+    NONE = "none"
 
 
 class TaskView(Frozen):
@@ -29,10 +40,43 @@ class TaskView(Frozen):
     """Derived from the task's sessions."""
     created_at: float
     """Unix seconds."""
+    step: int | None = None
+    """Step of its run that learned from it; None for none so far."""
     sessions: dict[SessionStatus, int] = Field(default_factory=dict)
     """Sessions by status; statuses without one are absent."""
     mean_reward: float | None = None
     """Mean over the completed sessions."""
+
+
+class SessionFilter(Frozen):
+    """Which sessions a list holds; None for any."""
+
+    task_id: str | None = None
+    """Only of this task."""
+    run: str | None = None
+    """Only of this run."""
+    step: int | None = None
+    """Only those that this step of a run learned from."""
+    status: SessionStatus | None = None
+    harness: str | None = None
+    """Only of this harness."""
+    model: str | None = None
+    """Only those that ended with this model."""
+    version: int | None = Field(default=None, ge=0, lt=2**31)
+    """Only those that ended with a token of this policy version."""
+    node: str | None = None
+    """Only those that this node has, or had to their end."""
+    reward: Reward | None = None
+    reward_min: float | None = None
+    """Only rewards of at least this."""
+    reward_max: float | None = None
+    """Only rewards of at most this."""
+    seconds_min: float | None = None
+    """Only those that ended after at least this many seconds in their stages."""
+    seconds_max: float | None = None
+    """Only those that ended after at most this many seconds in their stages."""
+    text: str | None = Field(default=None, max_length=128)
+    """A part of the id, which begins with the task's."""
 
 
 class SessionHead(Frozen):
@@ -42,6 +86,8 @@ class SessionHead(Frozen):
     """Task id and sample number."""
     task_id: Id
     """Id of the task."""
+    run: Id
+    """Name of the task's run."""
     sample: int
     """Sample number, from 0."""
     attempt: int
@@ -111,6 +157,58 @@ class ResultPage(Frozen):
         return tuple(result for result in self.results if result.session_id not in stale)
 
 
+class RunView(Frozen):
+    """A run and how far it is."""
+
+    name: Id
+    kind: RunKind
+    created_at: float
+    """Unix seconds of its first task or step."""
+    updated_at: float
+    """Unix seconds of its last result or step; its beginning if it has none."""
+    tasks: int = 0
+    sessions: dict[SessionStatus, int] = Field(default_factory=dict)
+    """Sessions by status; statuses without one are absent."""
+    mean_reward: float | None = None
+    """Mean over the completed sessions."""
+    step: int | None = None
+    """Last step that its trainer reported; None if there is none."""
+    latest: dict[str, float] = Field(default_factory=dict)
+    """Numbers of that step."""
+
+
+class RunPage(Frozen):
+    """Runs, the newest first."""
+
+    runs: tuple[RunView, ...]
+    next: str | None = None
+    """Pass as `after` to get the next page; None on the last."""
+
+
+class RunStart(Frozen):
+    """A trainer begins a run, or resumes it."""
+
+    kind: RunKind = RunKind.TRAINING
+    step: int = Field(default=0, ge=0, lt=2**31)
+    """The step that it resumes after: what was reported of later ones is dropped. 0 drops all steps."""
+
+
+class RunStep(Frozen):
+    """What a trainer reports of a step."""
+
+    step: int = Field(ge=0, lt=2**31)
+    numbers: dict[str, float] = Field(default_factory=dict, max_length=1000)
+    """Metrics of the step by name."""
+    tasks: tuple[Id, ...] = Field(default=(), max_length=100_000)
+    """Tasks of the run whose groups the step learned from."""
+
+
+class RunSteps(Frozen):
+    """Steps in any order; a step that was reported before is replaced."""
+
+    steps: tuple[RunStep, ...] = Field(min_length=1, max_length=1000)
+
+
 class BranchRequest(Frozen):
     """A request for sessions of the same task that begin with an ended session's recorded answers."""
 
@@ -143,7 +241,7 @@ class EventPage(Frozen):
     """Pass as `cursor` to get what comes after; unchanged when nothing came."""
 
 
-NODE_PROTOCOL = 7
+NODE_PROTOCOL = 8
 """Protocol version, equal on node and server, raised with every incompatible change. A new field in what
 either reads is one, since unknown keys are errors; so is a new field of a task."""
 

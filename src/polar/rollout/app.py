@@ -44,7 +44,7 @@ def create_app(
     app.include_router(user_routes(service))
     app.include_router(node_routes(service))
     app.include_router(token_routes(service.store.tokens, authenticator))
-    app.include_router(dashboard_data_routes(service.store, service.live, service.watches, service.runs_dir))
+    app.include_router(dashboard_data_routes(service.store, service.live, service.watches))
     app.include_router(_metrics_route(service.page))
     app.router.routes.extend(dashboard_routes())
     answer_problems(app)

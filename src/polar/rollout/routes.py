@@ -12,8 +12,8 @@ from polar.models.access import MadeToken, NewToken, TokenPage
 from polar.models.dashboard import NodeList, NodeOverview
 from polar.models.delivery import CaptureLengths, DeliveryAnswer
 from polar.models.policy import Pause, PolicyOrder, PolicyReport, PolicyView, Resume, Update
-from polar.models.session import LeaseKey, SessionEvent, SessionStatus
-from polar.models.task import Id, TaskSpec, TaskStatus
+from polar.models.session import LeaseKey, SessionEvent
+from polar.models.task import Id, RunKind, TaskSpec, TaskStatus
 from polar.models.views import (
     BranchRequest,
     EventPage,
@@ -27,6 +27,11 @@ from polar.models.views import (
     Release,
     ReplayRequest,
     ResultPage,
+    RunPage,
+    RunStart,
+    RunSteps,
+    RunView,
+    SessionFilter,
     SessionPage,
     SessionView,
     TaskBatch,
@@ -51,7 +56,7 @@ from polar.rollout.access import (
 from polar.rollout.policy import PolicyService
 from polar.rollout.service import RolloutService
 from polar.rollout.tokens import Authenticator
-from polar.store.store import Blob
+from polar.store.store import Blob, Store
 from polar.store.tokens import TokenStore
 
 MAX_WAIT_SECONDS = 60.0
@@ -60,6 +65,7 @@ MAX_WAIT_SECONDS = 60.0
 _BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 
 Limit = Annotated[int, Query(ge=1, le=1000, description="How many a page holds, at most.")]
+OfRun = Annotated[str | None, Query(description="Only of this run.")]
 After = Annotated[str | None, Query(description="The `next` of the page before.")]
 Wait = Annotated[
     float, Query(ge=0, le=MAX_WAIT_SECONDS, description="How long to wait for the first result.")
@@ -70,6 +76,13 @@ Cursor = Annotated[
 Staleness = Annotated[
     int | None, Query(ge=0, description="How many versions old a result's policy may be; else it is stale.")
 ]
+
+
+class SessionsAsked(SessionFilter):
+    """A page of the sessions that match."""
+
+    limit: Limit = 100
+    after: After = None
 
 
 def open_routes(service: RolloutService) -> APIRouter:
@@ -88,6 +101,7 @@ def user_routes(service: RolloutService) -> APIRouter:
     """Submitting tasks, reading what came of them, and updating the policy."""
     router = guarded("rollout")
     _add_task_routes(router, service)
+    _add_run_routes(router, service.store)
     _add_session_routes(router, service)
     _add_feed_routes(router, service)
     _add_policy_routes(router, service.policy)
@@ -117,10 +131,10 @@ def _add_task_routes(router: APIRouter, service: RolloutService) -> None:
 
     @router.get("/tasks", dependencies=[allow(READERS)])
     async def list_tasks(
-        status: TaskStatus | None = None, limit: Limit = 100, after: After = None
+        status: TaskStatus | None = None, run: OfRun = None, limit: Limit = 100, after: After = None
     ) -> TaskPage:
         """Tasks in the order in which they were submitted."""
-        return await service.store.tasks.page(status=status, limit=limit, after=after)
+        return await service.store.tasks.page(status=status, run=run, limit=limit, after=after)
 
     @router.get("/tasks/{task_id}", dependencies=[allow(READERS)])
     async def get_task(task_id: str) -> TaskView:
@@ -133,18 +147,42 @@ def _add_task_routes(router: APIRouter, service: RolloutService) -> None:
         return await service.cancel_task(task_id)
 
 
+def _add_run_routes(router: APIRouter, store: Store) -> None:
+    @router.get("/runs", dependencies=[allow(READERS)])
+    async def list_runs(
+        kind: RunKind | None = None,
+        text: Annotated[str | None, Query(max_length=128, description="A part of the name.")] = None,
+        limit: Limit = 50,
+        after: After = None,
+    ) -> RunPage:
+        """Runs, the newest first."""
+        return await store.runs.page(kind=kind, text=text, limit=limit, after=after)
+
+    @router.get("/runs/{name}", dependencies=[allow(READERS)])
+    async def get_run(name: str) -> RunView:
+        """One run."""
+        return await store.runs.get(name)
+
+    @router.post("/runs/{name}", dependencies=[allow(TRAINERS)])
+    async def begin_run(name: Id, body: RunStart) -> RunView:
+        """Begin a run whose steps are reported, or resume it after one of them. A run that tasks name need
+        not be begun."""
+        return await store.runs.begin(name, body)
+
+    @router.post("/runs/{name}/steps", dependencies=[allow(TRAINERS, LARGE)])
+    async def report_steps(name: str, body: RunSteps) -> RunView:
+        """Report the numbers of steps, and which tasks they learned from. A step that was reported before is
+        replaced."""
+        return await store.runs.report(name, body.steps)
+
+
 def _add_session_routes(router: APIRouter, service: RolloutService) -> None:
     store = service.store
 
     @router.get("/sessions", dependencies=[allow(READERS)])
-    async def list_sessions(
-        task_id: Annotated[str | None, Query(description="Only of this task.")] = None,
-        status: SessionStatus | None = None,
-        limit: Limit = 100,
-        after: After = None,
-    ) -> SessionPage:
+    async def list_sessions(wanted: Annotated[SessionsAsked, Query()]) -> SessionPage:
         """Sessions in the order in which they were submitted."""
-        return await store.sessions.page(task_id=task_id, status=status, limit=limit, after=after)
+        return await store.sessions.page(wanted, limit=wanted.limit, after=wanted.after)
 
     @router.get("/sessions/{session_id}", dependencies=[allow(READERS)])
     async def get_session(session_id: str) -> SessionView:

@@ -29,6 +29,7 @@ from polar.models.views import (
     Release,
     ReplayRequest,
     ResultPage,
+    SessionFilter,
     SessionPage,
     SessionView,
     TaskBatchView,
@@ -69,7 +70,6 @@ class RolloutService:
     def __init__(self, store: Store, settings: ServerSettings, webhook_secret: str | None = None) -> None:
         self.store = store
         self._settings = settings
-        self.runs_dir = settings.runs_dir
         self._queued = Notifier()
         self._ended = Notifier()
         self.policy = PolicyService(store.policy)
@@ -134,7 +134,7 @@ class RolloutService:
         if is_new:
             self._metrics.submitted.inc()
             self._queued.notify()
-        (replayed,) = (await self.store.sessions.page(task_id=task.id, limit=1)).sessions
+        (replayed,) = (await self.store.sessions.page(SessionFilter(task_id=task.id), limit=1)).sessions
         return replayed
 
     async def results(

@@ -48,7 +48,7 @@ class Branches(Repository):
 
 def lock_tasks(connection: Connection, which: ColumnElement[bool]) -> Sequence[Row[Any]]:
     """Tasks that may get or lose sessions: everyone locks them in this order, and before their sessions."""
-    names = ("id", "runtime", "priority", "early_stop", "branching")
+    names = ("id", "run_id", "harness", "runtime", "priority", "early_stop", "branching")
     query = select(*(tasks.c[name] for name in names)).where(which).order_by(tasks.c.seq)
     return connection.execute(query.with_for_update(key_share=True)).all()
 
@@ -115,7 +115,7 @@ def _insert(
         return
     queue = Queue(task.runtime, task.priority)
     rows = queue.rows(
-        task.id,
+        {"task_id": task.id, "run_id": task.run_id, "harness": task.harness},
         origins,
         now,
         first_turn=queue.turn(connection),

@@ -6,16 +6,27 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import BigInteger, ColumnElement, Connection, Integer, case, cast, func, select
+from sqlalchemy import BigInteger, Connection, Integer, case, cast, func, select
 
 from polar.errors import NotFound
 from polar.models.component import view
-from polar.models.dashboard import Minute, Reward, SessionRow, SessionRows, TaskRow, TaskRows
-from polar.models.session import Progress, SessionResult, SessionStatus
+from polar.models.dashboard import Minute, SessionRow, SessionRows, TaskRow, TaskRows
+from polar.models.session import Progress, SessionResult
 from polar.models.task import TaskStatus
+from polar.models.views import SessionFilter
 from polar.store.database import Repository, reads
-from polar.store.sessions import count_by_status, next_page, origin_of, page_start, views
-from polar.store.tables import results, sessions, tasks
+from polar.store.sessions import (
+    RUN_NAME,
+    count_by_status,
+    id_of_run,
+    matching,
+    next_page,
+    origin_of,
+    page_start,
+    views,
+    whole,
+)
+from polar.store.tables import results, runs, sessions, tasks
 from polar.store.tasks import has_status, status_of
 
 MINUTES = 60
@@ -28,23 +39,14 @@ class Listing(Repository):
     def sessions(
         self,
         connection: Connection,
+        wanted: SessionFilter = SessionFilter(),
         *,
-        status: SessionStatus | None = None,
-        task_id: str | None = None,
-        node: str | None = None,
-        reward: Reward | None = None,
-        text: str | None = None,
         limit: int,
         before: str | None = None,
     ) -> SessionRows:
-        """Those that match; `text` is a part of the session's id, which begins with its task's."""
-        query = select(sessions).order_by(sessions.c.seq.desc()).limit(limit + 1)
-        wanted = ((sessions.c.status, status), (sessions.c.task_id, task_id), (sessions.c.node, node))
-        query = query.where(*(column == value for column, value in wanted if value is not None))
-        if reward is not None:
-            query = query.where(_HAS_REWARD[reward])
-        if text:
-            query = query.where(sessions.c.id.contains(text, autoescape=True))
+        """Those that match."""
+        query = select(sessions, RUN_NAME).order_by(sessions.c.seq.desc()).limit(limit + 1)
+        query = query.where(*matching(wanted))
         if before is not None:
             query = query.where(sessions.c.seq < page_start(before))
         rows = connection.execute(query).all()
@@ -55,18 +57,27 @@ class Listing(Repository):
         self,
         connection: Connection,
         *,
-        status: TaskStatus | None,
-        harness: str | None,
-        text: str | None,
+        status: TaskStatus | None = None,
+        run: str | None = None,
+        step: int | None = None,
+        harness: str | None = None,
+        text: str | None = None,
         limit: int,
-        before: str | None,
+        before: str | None = None,
     ) -> TaskRows:
-        columns = (tasks.c.seq, tasks.c.id, tasks.c.harness, tasks.c.created_at, tasks.c.cancelled_at)
-        query = select(*columns).order_by(tasks.c.seq.desc()).limit(limit + 1)
+        names = ("seq", "id", "step", "harness", "created_at", "cancelled_at")
+        run_name = select(runs.c.name).where(runs.c.id == tasks.c.run_id).scalar_subquery().label("run")
+        query = (
+            select(*(tasks.c[name] for name in names), run_name).order_by(tasks.c.seq.desc()).limit(limit + 1)
+        )
         if before is not None:
             query = query.where(tasks.c.seq < page_start(before))
         if status is not None:
             query = query.where(has_status(status))
+        if run is not None:
+            query = query.where(tasks.c.run_id == id_of_run(run))
+        if step is not None:
+            query = query.where(tasks.c.step == step)
         if harness is not None:
             query = query.where(tasks.c.harness == harness)
         if text:
@@ -88,9 +99,7 @@ class Listing(Repository):
         """What ended in each minute of the last hour, oldest first."""
         # Whole minutes by the clock: bars of a chart then stand still while it moves on.
         start = (self._database.now() // 60 - MINUTES + 1) * 60
-        # PostgreSQL rounds where SQLite cuts off, and not every SQLite has a floor.
-        since: ColumnElement[Any] = (results.c.created_at - start) / 60
-        minute = cast(func.floor(since) if connection.dialect.name == "postgresql" else since, Integer)
+        minute = whole(connection, (results.c.created_at - start) / 60)
         query = (
             select(
                 minute.label("minute"),
@@ -105,13 +114,6 @@ class Listing(Repository):
         )
         found = {row.minute: row for row in connection.execute(query)}
         return tuple(view(Minute, found.get(place), at=start + 60 * place) for place in range(MINUTES))
-
-
-_HAS_REWARD = {
-    Reward.POSITIVE: sessions.c.reward > 0,
-    Reward.ZERO: sessions.c.reward <= 0,
-    Reward.NONE: sessions.c.reward.is_(None),
-}
 
 
 def _session(row: Any) -> SessionRow:

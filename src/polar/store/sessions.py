@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    Integer,
     Row,
+    ScalarSelect,
     Select,
     bindparam,
+    cast,
     delete,
     func,
     insert,
@@ -31,10 +34,10 @@ from polar.models.session import (
     SessionStatus,
     TrajectoryStats,
 )
-from polar.models.views import SessionPage, SessionView
+from polar.models.views import Reward, SessionFilter, SessionPage, SessionView
 from polar.store.database import Repository, reads, writes
 from polar.store.feeds import Feed, announce, event, record
-from polar.store.tables import captures, results, sessions, tasks
+from polar.store.tables import captures, results, runs, sessions, tasks
 
 LEASED = frozenset({SessionStatus.INIT, SessionStatus.READY, SessionStatus.RUNNING, SessionStatus.POSTRUN})
 """The statuses of a session that a node holds a lease on."""
@@ -103,6 +106,7 @@ def end(
                 "session_id": row.id,
                 "task_id": row.task_id,
                 "task": row.task_id,
+                "run_id": row.run_id,
                 "fencing_token": row.fencing_token,
                 "reward": _credited(result),
                 "usable": result.is_usable,
@@ -124,6 +128,10 @@ def end(
                     completions=result.stats.completions, sampled_tokens=result.stats.sampled_tokens
                 ).model_dump_json(),
                 "reward": _credited(result),
+                "model": result.model and result.model[:256],
+                "version_min": result.policy_version_min,
+                "version_max": result.policy_version_max,
+                "seconds": sum(result.seconds.model_dump().values()),
                 "lease_expires_at": None,
                 "updated_at": now,
             }
@@ -207,18 +215,14 @@ class Sessions(Repository):
     def page(
         self,
         connection: Connection,
+        wanted: SessionFilter = SessionFilter(),
         *,
-        task_id: str | None = None,
-        status: SessionStatus | None = None,
         limit: int = 100,
         after: str | None = None,
     ) -> SessionPage:
-        """Sessions in the order in which they were submitted."""
+        """Sessions that are wanted in the order in which they were submitted."""
         query = views().where(sessions.c.seq > page_start(after)).order_by(sessions.c.seq).limit(limit + 1)
-        if task_id is not None:
-            query = query.where(sessions.c.task_id == task_id)
-        if status is not None:
-            query = query.where(sessions.c.status == status)
+        query = query.where(*matching(wanted))
         rows = connection.execute(query).all()
         return SessionPage(sessions=tuple(map(view_of, rows[:limit])), next=next_page(rows, limit))
 
@@ -243,11 +247,58 @@ def _get(connection: Connection, id: str) -> SessionView:
     return view_of(row)
 
 
+def whole(connection: Connection, value: ColumnElement[Any]) -> ColumnElement[int]:
+    """The whole part of a number that is not negative."""
+    # PostgreSQL rounds where SQLite cuts off, and not every SQLite has a floor.
+    return cast(func.floor(value) if connection.dialect.name == "postgresql" else value, Integer)
+
+
 def views() -> Select[Any]:
-    """Sessions with their results."""
-    return select(sessions, results.c.result).select_from(
-        sessions.outerjoin(results, results.c.session_id == sessions.c.id)
-    )
+    """Sessions with their runs and results."""
+    ended = sessions.outerjoin(results, results.c.session_id == sessions.c.id)
+    return select(sessions, results.c.result, RUN_NAME).select_from(ended)
+
+
+RUN_NAME = select(runs.c.name).where(runs.c.id == sessions.c.run_id).scalar_subquery().label("run")
+"""The name of a session's run."""
+
+
+def id_of_run(name: str) -> ScalarSelect[int]:
+    """The id of a run of this name; nothing has it if there is none."""
+    return select(runs.c.id).where(runs.c.name == name).scalar_subquery()
+
+
+_FILTERS = frozenset(SessionFilter.model_fields) - {"reward"}
+
+
+def matching(wanted: SessionFilter) -> list[ColumnElement[bool]]:
+    """A filter as conditions on rows of `sessions`."""
+    row, given = sessions.c, wanted.model_dump(exclude_none=True, include=set(_FILTERS))
+    conditions: dict[str, Callable[[Any], ColumnElement[bool]]] = {
+        "run": lambda name: row.run_id == id_of_run(name),
+        "step": lambda step: row.task_id.in_(select(tasks.c.id).where(*_of_step(wanted.run, step))),
+        "version": lambda version: (row.version_min <= version) & (row.version_max >= version),
+        "reward_min": lambda least: row.reward >= least,
+        "reward_max": lambda most: row.reward <= most,
+        "seconds_min": lambda least: row.seconds >= least,
+        "seconds_max": lambda most: row.seconds <= most,
+        "text": lambda text: row.id.contains(text, autoescape=True),
+    }
+    found = [
+        conditions[name](value) if name in conditions else row[name] == value for name, value in given.items()
+    ]
+    return found if wanted.reward is None else [*found, _HAS_REWARD[wanted.reward]]
+
+
+def _of_step(run: str | None, step: int) -> list[ColumnElement[bool]]:
+    return [tasks.c.step == step, *([] if run is None else [tasks.c.run_id == id_of_run(run)])]
+
+
+_HAS_REWARD = {
+    Reward.POSITIVE: sessions.c.reward > 0,
+    Reward.ZERO: sessions.c.reward <= 0,
+    Reward.NONE: sessions.c.reward.is_(None),
+}
 
 
 def origin_of(row: Any) -> Origin | None:

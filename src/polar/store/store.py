@@ -21,6 +21,7 @@ from polar.store.leases import LeaseStore
 from polar.store.listing import Listing
 from polar.store.nodes import Nodes
 from polar.store.policy import Policies
+from polar.store.runs import Runs
 from polar.store.sessions import Sessions
 from polar.store.tasks import Tasks
 from polar.store.tokens import TokenStore
@@ -49,6 +50,7 @@ class Store:
         self.database = database
         self.tasks = Tasks(database)
         self.sessions = Sessions(database)
+        self.runs = Runs(database)
         self.branches = Branches(database)
         self.leases = LeaseStore(database)
         self.captures = Captures(database)

@@ -64,6 +64,27 @@ webhooks = Table(
     sqlite_autoincrement=True,
 )
 
+runs = Table(
+    "runs",
+    metadata,
+    Column("id", Sequence, primary_key=True),
+    Column("name", String(128), nullable=False, unique=True),
+    Column("kind", String(16), nullable=False),
+    Column("created_at", Double, nullable=False),
+    sqlite_autoincrement=True,
+)
+
+# What trainers report of their steps.
+run_steps = Table(
+    "run_steps",
+    metadata,
+    Column("run_id", Sequence, ForeignKey("runs.id"), primary_key=True),
+    Column("step", BigInteger, primary_key=True, autoincrement=False),
+    # By name, as JSON.
+    Column("numbers", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+)
+
 tasks = Table(
     "tasks",
     metadata,
@@ -71,6 +92,9 @@ tasks = Table(
     Column("id", String(128), nullable=False, unique=True),
     Column("spec", Text, nullable=False),
     Column("spec_digest", String(64), nullable=False),
+    Column("run_id", Sequence, ForeignKey("runs.id"), nullable=False),
+    # The step of its run that learned from it.
+    Column("step", BigInteger),
     Column("priority", Integer, nullable=False),
     Column("runtime", String(64), nullable=False),
     # These two are copied from the task, so that a result need not read the whole of it.
@@ -86,6 +110,8 @@ tasks = Table(
     sqlite_autoincrement=True,
 )
 
+Index("ix_tasks_run_id_step", tasks.c.run_id, tasks.c.step)
+
 sessions = Table(
     "sessions",
     metadata,
@@ -99,6 +125,9 @@ sessions = Table(
     Column("origin_id", String(128), ForeignKey("sessions.id")),
     # The request that added it to its task, as the client named it: the same again adds nothing.
     Column("request_id", String(128)),
+    # These two are copied from the task, so that lists are filtered without it.
+    Column("run_id", Sequence, nullable=False),
+    Column("harness", String(64)),
     # Copied from the task, so that the queue's order is one index.
     Column("priority", Integer, nullable=False),
     Column("runtime", String(64), nullable=False),
@@ -117,8 +146,13 @@ sessions = Table(
     Column("progress", Text, nullable=False),
     # Whether `captures` has something of it.
     Column("has_capture", Boolean, nullable=False, server_default=false()),
-    # Copied from the result of a completed session, so that a list can be filtered by it.
+    # These are copied from the result, so that lists are filtered without it; a reward if it completed.
     Column("reward", Double),
+    Column("model", String(256)),
+    Column("version_min", BigInteger),
+    Column("version_max", BigInteger),
+    # Spent in all stages.
+    Column("seconds", Double),
     Column("cancel_requested", Boolean, nullable=False),
     Column("created_at", Double, nullable=False),
     Column("updated_at", Double, nullable=False),
@@ -150,6 +184,9 @@ Index(
     postgresql_where=text("origin_id IS NOT NULL"),
 )
 Index("ix_sessions_status_seq", sessions.c.status, sessions.c.seq)
+# Holds all that a list of runs sums up.
+Index("ix_sessions_run_id_status", sessions.c.run_id, sessions.c.status, sessions.c.reward)
+Index("ix_sessions_run_id_seq", sessions.c.run_id, sessions.c.seq)
 Index("ix_sessions_task_id_status", sessions.c.task_id, sessions.c.status)
 
 # A bound parameter would keep the planner from seeing that the partial index applies.
@@ -176,6 +213,8 @@ results = Table(
     Column("seq", Sequence, primary_key=True),
     Column("session_id", String(128), ForeignKey("sessions.id"), nullable=False, unique=True),
     Column("task_id", String(128), ForeignKey("tasks.id"), nullable=False),
+    # Copied from the session, so that a run's rewards are read from an index.
+    Column("run_id", Sequence, nullable=False),
     # Of the lease under which it was stored; names the recording that belongs to it.
     Column("fencing_token", BigInteger, nullable=False),
     # Only of completed sessions, so that a task's mean is one aggregate.
@@ -207,6 +246,8 @@ Index(
     results.c.trainable_tokens,
     results.c.reward,
 )
+
+Index("ix_results_run_id_created_at", results.c.run_id, results.c.created_at, results.c.reward)
 
 events = Table(
     "events",

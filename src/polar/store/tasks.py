@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Row, and_, exists, func, insert, or_, select, update
@@ -21,7 +21,16 @@ from polar.models.session import Origin, Progress, SessionStatus
 from polar.models.task import TaskSpec, TaskStatus
 from polar.models.views import TaskPage, TaskView
 from polar.store.database import Repository, batches, reads, writes
-from polar.store.sessions import IS_OPEN, cancel_rows, count_by_status, next_page, page_start, session_id
+from polar.store.runs import run_ids
+from polar.store.sessions import (
+    IS_OPEN,
+    cancel_rows,
+    count_by_status,
+    id_of_run,
+    next_page,
+    page_start,
+    session_id,
+)
 from polar.store.tables import IS_QUEUED, results, sessions, tasks
 from polar.store.webhooks import target_ids
 
@@ -30,11 +39,11 @@ SAMPLES_PER_TURN = 64
 
 
 def digest(spec: TaskSpec, origin: Origin | None = None) -> str:
-    """Equal for two ways of writing the same task: key order, defaults, a bare component name.
+    """Equal for two ways of writing the same task: key order, defaults, a bare component name, its run.
 
     Defaults are left out, so that a field added later does not change the digest of older tasks.
     """
-    document = spec.model_dump(mode="json", exclude_defaults=True)
+    document = spec.model_dump(mode="json", exclude_defaults=True, exclude={"run"})
     if origin is not None:
         document["origin"] = origin.model_dump(mode="json", exclude_defaults=True)
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
@@ -72,6 +81,7 @@ class Tasks(Repository):
         connection: Connection,
         *,
         status: TaskStatus | None = None,
+        run: str | None = None,
         limit: int = 100,
         after: str | None = None,
     ) -> TaskPage:
@@ -79,6 +89,8 @@ class Tasks(Repository):
         query = select(tasks).where(tasks.c.seq > page_start(after)).order_by(tasks.c.seq).limit(limit + 1)
         if status is not None:
             query = query.where(has_status(status))
+        if run is not None:
+            query = query.where(tasks.c.run_id == id_of_run(run))
         rows = connection.execute(query).all()
         return TaskPage(tasks=tuple(_views(connection, rows[:limit])), next=next_page(rows, limit))
 
@@ -130,6 +142,7 @@ def _insert(
 ) -> None:
     if not new:
         return
+    of_run = run_ids(connection, {spec.named_run for spec, _ in new}, now)
     targets = target_ids(connection, sorted({spec.webhook.url for spec, _ in new if spec.webhook}))
     connection.execute(
         insert(tasks),
@@ -138,6 +151,7 @@ def _insert(
                 "id": spec.id,
                 "spec": spec.model_dump_json(),
                 "spec_digest": its_digest,
+                "run_id": of_run[spec.named_run.name],
                 "early_stop": spec.early_stop,
                 "branching": spec.branching.model_dump_json() if spec.branching else None,
                 "webhook_id": targets[spec.webhook.url] if spec.webhook else None,
@@ -156,7 +170,12 @@ def _insert(
         queue = Queue(spec.runtime.name, spec.priority)
         if queue not in turns:
             turns[queue] = queue.turn(connection)
-        rows += queue.rows(spec.id, [origin] * spec.samples, now, first_turn=turns[queue])
+        whose = {
+            "task_id": spec.id,
+            "run_id": of_run[spec.named_run.name],
+            "harness": spec.harness.name,
+        }
+        rows += queue.rows(whose, [origin] * spec.samples, now, first_turn=turns[queue])
     connection.execute(insert(sessions), rows)
 
 
@@ -178,7 +197,7 @@ class Queue(NamedTuple):
 
     def rows(
         self,
-        task_id: str,
+        whose: Mapping[str, Any],
         origins: Sequence[Origin | None],
         now: float,
         *,
@@ -186,9 +205,9 @@ class Queue(NamedTuple):
         first_sample: int = 0,
         request_id: str | None = None,
     ) -> list[dict[str, Any]]:
-        """Sessions of a task that begin to wait, one for each origin."""
+        """Sessions that begin to wait, one for each origin; `whose` are the columns of their task."""
         shared = {
-            "task_id": task_id,
+            **whose,
             **self._asdict(),
             "status": SessionStatus.QUEUED,
             "attempt": 0,
@@ -201,7 +220,7 @@ class Queue(NamedTuple):
         }
         return [
             {
-                "id": session_id(task_id, first_sample + place),
+                "id": session_id(whose["task_id"], first_sample + place),
                 "sample": first_sample + place,
                 "turn": first_turn + place // SAMPLES_PER_TURN,
                 "origin": None if origin is None else origin.model_dump_json(),
@@ -238,6 +257,7 @@ def _views(connection: Connection, rows: Sequence[Row[Any]]) -> list[TaskView]:
             spec=TaskSpec.model_validate_json(row.spec),
             status=status_of(counts[row.id], row.cancelled_at is not None),
             created_at=row.created_at,
+            step=row.step,
             sessions=counts[row.id],
             mean_reward=rewards.get(row.id),
         )

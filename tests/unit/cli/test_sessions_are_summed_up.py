@@ -26,6 +26,7 @@ def ended(agent_end: AgentEnd, exit_code: int) -> SessionView:
     return SessionView(
         **about,
         id="t.0",
+        run="unnamed",
         progress=Progress(),
         created_at=0,
         updated_at=0,

@@ -14,7 +14,7 @@ from polar.errors import Conflict, InvalidInput, NotFound
 from polar.models.delivery import Delivery
 from polar.models.session import FailureReason, Lease, Origin, ReplayReport, SessionStatus, TrajectoryStats
 from polar.models.task import OnDivergence, TaskStatus
-from polar.models.views import SessionView
+from polar.models.views import SessionFilter, SessionView
 from polar.models.webhook import Webhook, WebhookEvent
 from polar.store.backup import back_up, restore
 from polar.store.delivery import Retries, complete_rows
@@ -51,13 +51,13 @@ async def ended_sample(store: Store, id: str = "task", **changes: Any) -> Sessio
 
 
 async def origins(store: Store, task_id: str = "task") -> list[tuple[str, int | None, int] | None]:
-    page = await store.sessions.page(task_id=task_id, limit=2 * MOST_SESSIONS)
+    page = await store.sessions.page(SessionFilter(task_id=task_id), limit=2 * MOST_SESSIONS)
     found = [view.origin for view in page.sessions]
     return [(one.session_id, one.calls, one.depth) if one else None for one in found]
 
 
 async def statuses(store: Store, task_id: str = "task") -> list[SessionStatus]:
-    page = await store.sessions.page(task_id=task_id, limit=2 * MOST_SESSIONS)
+    page = await store.sessions.page(SessionFilter(task_id=task_id), limit=2 * MOST_SESSIONS)
     return [session.status for session in page.sessions]
 
 

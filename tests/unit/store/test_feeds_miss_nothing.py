@@ -71,6 +71,7 @@ async def test_the_trap_is_real(tmp_path: Path) -> None:
             return {
                 "session_id": result.session_id,
                 "task_id": "task",
+                "run_id": 1,
                 "fencing_token": 1,
                 "result": result.model_dump_json(),
                 "created_at": 0.0,

@@ -7,27 +7,34 @@ from typing import Any
 import pytest
 
 from polar.errors import NotFound
-from polar.models.dashboard import Reward
 from polar.models.policy import PolicyReport
-from polar.models.session import SessionStatus, TrajectoryStats
-from polar.models.task import TaskStatus
-from polar.models.views import SessionView
+from polar.models.session import SessionStatus, StageSeconds, TrajectoryStats
+from polar.models.task import Run, RunKind, TaskStatus
+from polar.models.views import Reward, RunStep, SessionFilter, SessionView
 from polar.store.store import Store
 from tests.fakes.control_plane import Clock, complete, idle_task, result_of
 
 
 async def end_some(store: Store) -> None:
     """`first` with rewards 1 and 0 and one at work; `second` with one that failed and one that waits."""
-    await store.tasks.submit_all([idle_task("first", samples=3), idle_task("second", samples=2)])
+    run = Run(name="north-run", kind=RunKind.TRAINING)
+    await store.tasks.submit_all([idle_task("first", samples=3, run=run), idle_task("second", samples=2)])
+    await store.runs.report("north-run", [RunStep(step=3, tasks=("first", "second"))])
+    about: dict[str, Any] = {
+        "model": "small",
+        "policy_version_min": 3,
+        "policy_version_max": 5,
+        "seconds": StageSeconds(init=1, running=2),
+    }
     leases = await store.leases.claim("north", limit=4, runtimes=["idle"], seconds=60)
     for lease in leases:
         stats = TrajectoryStats(
             sampled_tokens=10, trainable_tokens=7, excluded={"auxiliary": 3}, completions=2
         )
         if lease.session_id == "second.0":
-            result = result_of(lease, status=SessionStatus.FAILED, error="no")
+            result = result_of(lease, status=SessionStatus.FAILED, error="no", **about)
         elif lease.sample < 2:
-            result = result_of(lease, reward=1.0 - lease.sample, stats=stats)
+            result = result_of(lease, reward=1.0 - lease.sample, stats=stats, **about)
         else:
             continue
         await complete(store, lease.key, result)
@@ -38,7 +45,7 @@ async def ids(store: Store, *, limit: int = 50, **wanted: Any) -> list[str]:
     found: list[str] = []
     before = None
     while True:
-        page = await store.listing.sessions(limit=limit, before=before, **wanted)
+        page = await store.listing.sessions(SessionFilter(**wanted), limit=limit, before=before)
         found += [row.id for row in page.sessions]
         before = page.older
         if before is None:
@@ -62,6 +69,20 @@ async def test_pages_hold_every_session_once_newest_first(store: Store, limit: i
         ({"reward": Reward.NONE}, ["second.1", "second.0", "first.2"]),
         ({"text": "cond."}, ["second.1", "second.0"]),
         ({"text": "%"}, []),
+        ({"run": "north-run"}, ["first.2", "first.1", "first.0"]),
+        ({"run": "none"}, []),
+        ({"step": 3}, ["first.2", "first.1", "first.0"]),
+        ({"step": 3, "run": "unnamed"}, []),
+        ({"harness": "idle", "status": SessionStatus.FAILED}, ["second.0"]),
+        ({"harness": "pi"}, []),
+        ({"model": "small"}, ["second.0", "first.1", "first.0"]),
+        ({"version": 4}, ["second.0", "first.1", "first.0"]),
+        ({"version": 6}, []),
+        ({"reward_min": 0.5}, ["first.0"]),
+        ({"reward_max": 0.5}, ["first.1"]),
+        ({"reward_min": 0.0, "reward_max": 1.0}, ["first.1", "first.0"]),
+        ({"seconds_min": 3.0}, ["second.0", "first.1", "first.0"]),
+        ({"seconds_max": 2.9}, []),
     ],
 )
 async def test_filters_find_exactly_what_matches(
@@ -73,10 +94,11 @@ async def test_filters_find_exactly_what_matches(
 
 async def test_row_says_what_the_session_says(store: Store) -> None:
     await end_some(store)
-    (row,) = (await store.listing.sessions(text="first.0", limit=1)).sessions
+    (row,) = (await store.listing.sessions(SessionFilter(text="first.0"), limit=1)).sessions
     view: SessionView = await store.sessions.get("first.0")
     assert (row.reward, row.completions, row.sampled_tokens) == (1.0, 2, 10)
     assert (row.status, row.node, row.attempt) == (view.status, view.node, view.attempt)
+    assert row.run == view.run == "north-run"
     assert [one.id for one in await store.listing.group("first")] == ["first.0", "first.1", "first.2"]
     with pytest.raises(NotFound):
         await store.listing.group("third")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from polar.models.session import FailureReason, Lease, SessionStatus, StageEntry, TrajectoryStats
-from polar.models.views import SessionBeat
+from polar.models.views import SessionBeat, SessionFilter
 from polar.store.delivery import Retries
 from polar.store.store import Store
 from polar.store.tasks import SAMPLES_PER_TURN
@@ -17,7 +17,7 @@ async def claim(store: Store, limit: int) -> list[Lease]:
 
 
 async def statuses(store: Store, task_id: str) -> list[SessionStatus]:
-    page = await store.sessions.page(task_id=task_id, limit=1000)
+    page = await store.sessions.page(SessionFilter(task_id=task_id), limit=1000)
     return [session.status for session in page.sessions]
 
 

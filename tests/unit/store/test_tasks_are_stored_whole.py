@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from polar.errors import Conflict, InvalidInput, NotFound
 from polar.models.session import Lease, SessionStatus
 from polar.models.task import TaskSpec, TaskStatus
+from polar.models.views import SessionFilter
 from polar.store.sessions import session_id
 from polar.store.store import Store
 from polar.store.tasks import digest
@@ -125,8 +126,8 @@ async def test_pages_cover_everything_once(store: Store) -> None:
         if (after := page.next) is None:
             break
     assert seen == [f"t{number}" for number in range(7)]
-    sessions = await store.sessions.page(task_id="t3", limit=1)
-    rest = await store.sessions.page(task_id="t3", limit=1, after=sessions.next)
+    sessions = await store.sessions.page(SessionFilter(task_id="t3"), limit=1)
+    rest = await store.sessions.page(SessionFilter(task_id="t3"), limit=1, after=sessions.next)
     assert [view.id for view in (*sessions.sessions, *rest.sessions)] == ["t3.0", "t3.1"]
     assert rest.next is None
 

@@ -22,7 +22,7 @@ PAGES = (
     "/sessions/{id}",
     "/compare",
     "/runs",
-    "/runs/{id:path}",
+    "/runs/{id}",
 )
 """Addresses within the dashboard; each is answered with the same page, which finds out what to show."""
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import StreamingResponse
 
-from polar.errors import NotFound, PolarError
+from polar.errors import PolarError
 from polar.models.component import view
 from polar.models.dashboard import (
     ArtifactList,
@@ -21,9 +20,7 @@ from polar.models.dashboard import (
     Me,
     Outline,
     Overview,
-    Reward,
     RunCurves,
-    RunList,
     SampleView,
     SessionDetail,
     SessionRow,
@@ -31,13 +28,11 @@ from polar.models.dashboard import (
     TaskRows,
     TokenSlice,
 )
-from polar.models.session import SessionStatus
 from polar.models.task import TaskStatus
-from polar.models.views import SessionView, TaskView
+from polar.models.views import SessionFilter, SessionView, TaskView
 from polar.rollout.access import READERS, allow, caller_of, gone, guarded
 from polar.rollout.dashboard.live import Live
 from polar.rollout.dashboard.reading import RecordingReader
-from polar.rollout.dashboard.runs import curves, runs
 from polar.rollout.dashboard.watch import Watches
 from polar.store.store import Store
 
@@ -49,7 +44,14 @@ Start = Annotated[int, Query(ge=0, lt=2**31, description="The first token, withi
 Count = Annotated[int, Query(ge=1, le=10_000, description="How many tokens, at most.")]
 
 
-def dashboard_data_routes(store: Store, live: Live, watches: Watches, runs_dir: Path | None) -> APIRouter:
+class SessionRowsAsked(SessionFilter):
+    """A page of the sessions that match."""
+
+    limit: Limit = 50
+    before: Before = None
+
+
+def dashboard_data_routes(store: Store, live: Live, watches: Watches) -> APIRouter:
     """What the pages ask for."""
     router = guarded("dashboard")
     router.dependencies.append(allow(READERS))
@@ -57,7 +59,6 @@ def dashboard_data_routes(store: Store, live: Live, watches: Watches, runs_dir: 
     _add_list_routes(router, store)
     _add_recording_routes(router, store, watches.reader)
     _add_watch_route(router, store, watches)
-    _add_run_routes(router, runs_dir)
     return router
 
 
@@ -83,31 +84,17 @@ def _add_overview_routes(router: APIRouter, live: Live) -> None:
 
 def _add_list_routes(router: APIRouter, store: Store) -> None:
     @router.get("/dashboard/sessions")
-    async def list_session_rows(
-        status: SessionStatus | None = None,
-        task_id: Annotated[str | None, Query(description="Only of this task.")] = None,
-        node: Annotated[
-            str | None, Query(description="Only those that this node has, or had to their end.")
-        ] = None,
-        reward: Reward | None = None,
-        text: Text = None,
-        limit: Limit = 50,
-        before: Before = None,
-    ) -> SessionRows:
+    async def list_session_rows(wanted: Annotated[SessionRowsAsked, Query()]) -> SessionRows:
         """Sessions, the newest first."""
-        return await store.listing.sessions(
-            status=status,
-            task_id=task_id,
-            node=node,
-            reward=reward,
-            text=text,
-            limit=limit,
-            before=before,
-        )
+        return await store.listing.sessions(wanted, limit=wanted.limit, before=wanted.before)
 
     @router.get("/dashboard/tasks")
     async def list_task_rows(
         status: TaskStatus | None = None,
+        run: Annotated[str | None, Query(description="Only of this run.")] = None,
+        step: Annotated[
+            int | None, Query(description="Only those that this step of a run learned from.")
+        ] = None,
         harness: Annotated[str | None, Query(description="Only for this harness.")] = None,
         text: Text = None,
         limit: Limit = 50,
@@ -115,8 +102,13 @@ def _add_list_routes(router: APIRouter, store: Store) -> None:
     ) -> TaskRows:
         """Tasks, the newest first, with the rewards of their samples."""
         return await store.listing.tasks(
-            status=status, harness=harness, text=text, limit=limit, before=before
+            status=status, run=run, step=step, harness=harness, text=text, limit=limit, before=before
         )
+
+    @router.get("/dashboard/runs/{name}")
+    async def get_curves(name: str) -> RunCurves:
+        """A run with its numbers over steps, and its rewards over time."""
+        return await store.runs.curves(name)
 
     @router.get("/dashboard/tasks/{task_id}")
     async def get_group(task_id: str) -> GroupView:
@@ -137,6 +129,7 @@ def _add_recording_routes(router: APIRouter, store: Store, reader: RecordingRead
         outline, unreadable = await _outline(reader, session)
         return SessionDetail(
             session=session,
+            step=task.step,
             instruction=task.spec.instruction,
             harness=task.spec.harness.name,
             evaluator=task.spec.evaluator.name,
@@ -190,22 +183,6 @@ def _stream(frames: AsyncIterator[str]) -> StreamingResponse:
     return StreamingResponse(frames, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
 
-def _add_run_routes(router: APIRouter, runs_dir: Path | None) -> None:
-    @router.get("/dashboard/runs")
-    async def list_runs() -> RunList:
-        """Training runs that write their numbers below `server.runs_dir`, the liveliest first."""
-        if runs_dir is None:
-            return RunList(runs=(), is_configured=False)
-        return RunList(runs=await asyncio.to_thread(runs, runs_dir), is_configured=True)
-
-    @router.get("/dashboard/runs/{name:path}")
-    async def get_run(name: str) -> RunCurves:
-        """The numbers of one training run."""
-        if runs_dir is None:
-            raise NotFound("server.runs_dir is not set: there are no training runs to show")
-        return await asyncio.to_thread(curves, runs_dir, name)
-
-
 async def _outline(reader: RecordingReader, session: SessionView) -> tuple[Outline | None, str | None]:
     """The outline of a session's recording, or why a page must do without."""
     if session.result is None or not session.result.has_recording:
@@ -225,6 +202,8 @@ def _group(task: TaskView, sessions: Sequence[SessionRow]) -> GroupView:
     return view(
         GroupView,
         spec,
+        run=spec.named_run.name,
+        step=task.step,
         status=task.status,
         created_at=task.created_at,
         harness=spec.harness.name,

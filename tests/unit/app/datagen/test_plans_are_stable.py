@@ -16,13 +16,14 @@ from polar.app.rollouts import RolledOut, may_be_retried, retry_of
 from polar.client import Client
 from polar.errors import Backoff, Unavailable
 from polar.models.session import SessionStatus
-from polar.models.task import Branching, SamplingPin, TaskSpec
+from polar.models.task import Branching, Run, RunKind, SamplingPin, TaskSpec
 from polar.tasksets.expressions import parse_acceptance
 from tests.fakes.blocking_client import Blocking
 from tests.fakes.recordings import recording
 from tests.fakes.rollout_client import RolloutClient
 from tests.systems import shell_task
 
+RUN = Run(name="data", kind=RunKind.GENERATION)
 ACCEPT = parse_acceptance("reward >= 1")
 
 
@@ -111,7 +112,7 @@ def test_without_a_terminal_lines_come_seldom_and_the_last_always(capsys: pytest
 def test_a_dataset_holds_what_was_sampled_by_older_policies_too() -> None:
     server = RolloutClient()
     server.all_are_stale = True
-    generation = DatasetGeneration(plan([shell_task("a", "true", samples=2)]), ACCEPT, 0, 4)
+    generation = DatasetGeneration(plan([shell_task("a", "true", samples=2)]), ACCEPT, 0, 4, RUN)
     with Blocking(server) as client:
         client.submit(generation.plan["a"])
         found = generation.sessions(cast(Client, client))
@@ -123,7 +124,7 @@ async def test_a_server_that_goes_away_is_waited_for(monkeypatch: pytest.MonkeyP
     client: Any = RolloutClient()
     client.breaks_off = True
     tasks = plan([shell_task(name, "true", samples=2) for name in "ab"])
-    generation = DatasetGeneration(tasks, ACCEPT, 0, 4)
+    generation = DatasetGeneration(tasks, ACCEPT, 0, 4, RUN)
     await asyncio.wait_for(generation.run(client), 10)
     assert generation.tally.ended == 4, "every session counts once"
     assert len(client.cursors) > 2
@@ -133,7 +134,7 @@ async def test_a_server_that_stays_away_ends_the_run(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(errors, "RESTART", Backoff(0.0, 0.0, attempts=3))
     client: Any = RolloutClient()
     client.failures = 100
-    generation = DatasetGeneration(plan([shell_task("a", "true")]), ACCEPT, 0, 1)
+    generation = DatasetGeneration(plan([shell_task("a", "true")]), ACCEPT, 0, 1, RUN)
     with pytest.raises(Unavailable, match="cannot be reached"):
         await generation.run(client)
 

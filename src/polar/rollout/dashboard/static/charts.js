@@ -1,4 +1,4 @@
-// Small charts as SVG: a sparkline without words, and a curve with its scale.
+// Small charts as SVG: a sparkline without words, and curves with their scale.
 
 import { h } from "./dom.js";
 import { number } from "./format.js";
@@ -27,48 +27,101 @@ export function bars(values, label) {
 }
 
 const FEW = 20;
+const [W, H, LEFT, BOTTOM] = [320, 130, 44, 18];
 
-/** One number over steps; steps at which it has no value are passed over, and few values are marked. One
- * that never changes is a line half-way up, with its value as the only one on the scale. */
-export function curve(steps, values, label) {
-  const [W, H, LEFT, BOTTOM] = [320, 130, 44, 18];
-  const known = values.filter((value) => value !== null);
-  const [low, high] = [Math.min(...known), Math.max(...known)];
-  const first = steps[0];
-  const span = steps[steps.length - 1] - first || 1;
-  const x = (step) => LEFT + ((W - LEFT - 6) * (step - first)) / span;
-  const y = (value) => 6 + (H - BOTTOM - 12) * (low === high ? 0.5 : (high - value) / (high - low));
-  const points = steps.map((step, at) => [step, values[at]]).filter(([, value]) => value !== null);
-  const path = points.map(
-    ([step, value], at) => `${at ? "L" : "M"}${x(step).toFixed(1)} ${y(value).toFixed(1)}`,
-  );
-  const marks = points.length > FEW ? [] : points;
-  const place = h("circle", { class: "mark", r: 3, visibility: "hidden" });
-  const read = h("text", { x: W - 6, y: H - 4, "text-anchor": "end" }, `step ${steps[steps.length - 1]}`);
-  const show = (event) => {
+/** An exponential moving average that is not pulled towards its beginning; 0 leaves points as they are. */
+export function smoothed(points, smoothing) {
+  let [mean, weight] = [0, 0];
+  return points.map(([place, value]) => {
+    weight = smoothing * weight + 1;
+    // So written, a number that never changes stays exactly what it is.
+    mean += (value - mean) / weight;
+    return [place, mean];
+  });
+}
+
+/** One number of one or several runs, each `{ name, points }`; few points are marked. A number that never
+ * changes is a line half-way up, with its value as the only one on the scale. Pointing reads values;
+ * `place` is what a reader calls a place; `chosen` is called with the run and the place that are clicked. */
+export function curves(lines, { smoothing, label, place, chosen }) {
+  const drawn = lines.map((one) => ({ ...one, points: smoothed(one.points, smoothing) }));
+  const all = drawn.flatMap(({ points }) => points);
+  const scale = scales(all);
+  const reading = h("text", { x: W - 6, y: H - 4, "text-anchor": "end" }, place(scale.last));
+  const places = drawn.map((_, at) => h("circle", { class: `mark run-${at}`, r: 3, visibility: "hidden" }));
+  const nearest = (event) => {
     const box = svg.getBoundingClientRect();
-    const wanted = first + ((((event.clientX - box.left) / box.width) * W - LEFT) / (W - LEFT - 6)) * span;
-    const [step, value] = points.reduce((best, one) =>
-      Math.abs(one[0] - wanted) < Math.abs(best[0] - wanted) ? one : best,
-    );
-    place.setAttribute("visibility", "visible");
-    place.setAttribute("cx", x(step));
-    place.setAttribute("cy", y(value));
-    read.textContent = `step ${step}: ${number(value)}`;
+    const wanted = scale.at((((event.clientX - box.left) / box.width) * W - LEFT) / (W - LEFT - 6));
+    return drawn.map(({ points }) => points.length && points.reduce((best, one) => closer(best, one, wanted)));
+  };
+  const show = (event) => {
+    const read = nearest(event);
+    read.forEach((point, at) => point && mark(places[at], scale, point));
+    const [first] = read.filter(Boolean);
+    const values = read.map((point) => (point ? number(point[1]) : "–")).join(" · ");
+    reading.textContent = `${place(first[0])}: ${values}`;
+  };
+  const choose = (event) => {
+    const at = nearest(event).findIndex(Boolean);
+    chosen({ name: drawn[at].name, at: nearest(event)[at][0] });
   };
   const svg = h(
     "svg",
-    { class: "chart", viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": label, onpointermove: show },
-    [...new Set([high, low])].map((value) => [
-      h("line", { class: "grid", x1: LEFT, x2: W - 6, y1: y(value), y2: y(value) }),
-      h("text", { x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, number(value)),
+    {
+      class: chosen ? "chart chosen" : "chart",
+      viewBox: `0 0 ${W} ${H}`,
+      role: "img",
+      "aria-label": label,
+      onpointermove: show,
+      onclick: chosen && choose,
+    },
+    [...new Set([scale.high, scale.low])].map((value) => [
+      h("line", { class: "grid", x1: LEFT, x2: W - 6, y1: scale.y(value), y2: scale.y(value) }),
+      h("text", { x: LEFT - 6, y: scale.y(value) + 4, "text-anchor": "end" }, shortly(value)),
     ]),
-    h("path", { class: "line", d: path.join("") }),
-    marks.map(([step, value]) => h("circle", { class: "mark", r: 2, cx: x(step), cy: y(value) })),
-    place,
-    read,
+    drawn.map(({ points }, at) => drawnLine(points, scale, at)),
+    places,
+    reading,
   );
   return svg;
+}
+
+const shortly = (value) => number(value, Math.abs(value) >= 1000 ? 0 : 3);
+const closer = (best, one, wanted) =>
+  Math.abs(one[0] - wanted) < Math.abs(best[0] - wanted) ? one : best;
+
+function scales(points) {
+  const [values, places] = [points.map(([, value]) => value), points.map(([place]) => place)];
+  const [low, high] = [Math.min(...values), Math.max(...values)];
+  const [first, last] = [Math.min(...places), Math.max(...places)];
+  const span = last - first || 1;
+  return {
+    low,
+    high,
+    last,
+    x: (place) => LEFT + ((W - LEFT - 6) * (place - first)) / span,
+    y: (value) => 6 + (H - BOTTOM - 12) * (low === high ? 0.5 : (high - value) / (high - low)),
+    at: (share) => first + share * span,
+  };
+}
+
+function drawnLine(points, scale, at) {
+  const path = points.map(
+    ([place, value], n) => `${n ? "L" : "M"}${scale.x(place).toFixed(1)} ${scale.y(value).toFixed(1)}`,
+  );
+  const marks = points.length > FEW ? [] : points;
+  return [
+    h("path", { class: `line run-${at}`, d: path.join("") }),
+    marks.map(([place, value]) =>
+      h("circle", { class: `mark run-${at}`, r: 2, cx: scale.x(place), cy: scale.y(value) }),
+    ),
+  ];
+}
+
+function mark(circle, scale, [place, value]) {
+  circle.setAttribute("visibility", "visible");
+  circle.setAttribute("cx", scale.x(place));
+  circle.setAttribute("cy", scale.y(value));
 }
 
 /** Rewards of a group's samples, one bar each. */

@@ -4,20 +4,22 @@ import { h } from "./dom.js";
 
 const TYPING = 250;
 
-/** `fields` are `{ name, label, options }`; without options a field is searched as it is typed into. */
-export function filterRow(fields, query, changed) {
-  const values = Object.fromEntries(fields.map(({ name }) => [name, query.get(name) ?? ""]));
+/** `fields` are `{ name, label, options, type }`; without options a field is searched as it is typed into.
+ * Those of `more` are folded until somebody asks for them or the address names one. */
+export function filterRow(fields, query, more, changed) {
+  const values = Object.fromEntries([...fields, ...more].map(({ name }) => [name, query.get(name) ?? ""]));
   let waiting = null;
   const set = (name, value, delay) => {
     values[name] = value.trim();
     clearTimeout(waiting);
     waiting = setTimeout(() => changed({ ...values }), delay);
   };
-  const field = ({ name, label, options }) => {
+  const field = ({ name, label, options, type }) => {
     if (!options) {
       const oninput = (event) => set(name, event.target.value, TYPING);
-      const input = h("input", { type: "search", name, value: values[name], oninput, maxlength: 128 });
-      return h("label", { class: "grows" }, label, input);
+      const kind = type === "number" ? { type, step: "any" } : { type: "search", maxlength: 128 };
+      const input = h("input", { ...kind, name, value: values[name], oninput });
+      return h("label", { class: type ? null : "grows" }, label, input);
     }
     const choices = [["", "any"], ...options.map((option) => [option, option])];
     if (values[name] && !options.includes(values[name])) choices.push([values[name], values[name]]);
@@ -34,6 +36,13 @@ export function filterRow(fields, query, changed) {
     "form",
     { class: "filters", role: "search", onsubmit: (e) => e.preventDefault() },
     fields.map(field),
+    more.length > 0 &&
+      h(
+        "details",
+        { open: more.some(({ name }) => values[name]) },
+        h("summary", null, "More filters"),
+        h("div", { class: "filters" }, more.map(field)),
+      ),
   );
   return { form, values };
 }

@@ -7,7 +7,7 @@ const HELP = [
   [["g", "o"], "overview"],
   [["g", "t"], "tasks"],
   [["g", "s"], "sessions"],
-  [["g", "r"], "training runs"],
+  [["g", "r"], "runs"],
   [["/"], "search"],
   [["j"], "next line or model call"],
   [["k"], "the one before"],

@@ -7,8 +7,8 @@ const PAGES = [
   [/^\/sessions$/, "sessions", "Sessions"],
   [/^\/sessions\/([^/]+)$/, "session", "Session"],
   [/^\/compare$/, "compare", "Compare"],
-  [/^\/runs$/, "runs", "Training"],
-  [/^\/runs\/(.+)$/, "run", "Training run"],
+  [/^\/runs$/, "runs", "Runs"],
+  [/^\/runs\/([^/]+)$/, "run", "Run"],
 ];
 const SECTIONS = { task: "tasks", session: "sessions", compare: "sessions", run: "runs" };
 

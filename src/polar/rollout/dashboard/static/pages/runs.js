@@ -1,44 +1,89 @@
-// Training runs, the liveliest first.
+// All runs, the newest first: trainings, evaluations, generations, submissions.
 
-import { get } from "../api.js";
+import { get, part } from "../api.js";
 import { fill, h, table } from "../dom.js";
+import { filterRow, pager } from "../filters.js";
 import { ago, count, moment, number } from "../format.js";
+import { throttled } from "../live.js";
 
-export async function show({ root, signal }) {
-  const { runs, is_configured } = await get("/dashboard/runs", {}, signal);
-  const hint = is_configured
-    ? "No run has written a metrics.jsonl below server.runs_dir yet."
-    : "Set server.runs_dir to the directory that `polar train` writes its runs to, and they are shown here.";
-  fill(
-    root,
-    h("div", { class: "head" }, h("h1", null, "Training")),
-    runs.length ? list(runs) : h("p", { class: "card empty" }, hint),
-  );
+const KINDS = ["training", "evaluation", "generation", "submission", "bridge"];
+const FIELDS = [
+  { name: "text", label: "Search by name" },
+  { name: "kind", label: "Kind", options: KINDS },
+];
+const OFTEN = 3000;
+
+export async function show({ root, query, router, live, signal, failed }) {
+  const list = h("div");
+  const chosen = new Set();
+  let after = query.get("after");
+  const load = async () => {
+    const page = await get("/runs", { ...values, after }, signal);
+    fill(list, rows(page.runs, chosen, router), pager(page.next, after, turn));
+  };
+  const refresh = () => load().catch(failed);
+  const turn = (place) => {
+    after = place;
+    router.note({ ...values, after });
+    refresh();
+  };
+  const { form, values } = filterRow(FIELDS, query, [], (changed) => {
+    Object.assign(values, changed);
+    turn(null);
+  });
+  await load();
+  live.on("changes", throttled(refresh, OFTEN, signal), signal);
+  fill(root, h("div", { class: "head" }, h("h1", null, "Runs")), form, list);
 }
 
-function list(runs) {
+function rows(runs, chosen, router) {
+  if (!runs.length) return h("p", { class: "card empty" }, "No run matches.");
+  const compare = h("button", { type: "button" }, "Compare the chosen");
+  compare.addEventListener("click", () => {
+    const [first, ...others] = chosen;
+    router.go(`/runs/${part(first)}?with=${others.map(part).join(",")}`);
+  });
+  const enable = () => (compare.disabled = chosen.size < 2);
+  const choose = (name) => {
+    const onchange = ({ target }) => {
+      chosen[target.checked ? "add" : "delete"](name);
+      enable();
+    };
+    const box = h("input", { type: "checkbox", "aria-label": `Choose ${name}`, onchange });
+    box.checked = chosen.has(name);
+    return box;
+  };
+  enable();
   const columns = [
+    { name: h("span", { class: "hidden-text" }, "Choose") },
     { name: "Run", id: true },
-    { name: "Steps", number: true },
-    { name: "Reward", number: true },
-    { name: "Loss", number: true, wide: true },
-    { name: "Held-out success", number: true, wide: true },
-    { name: "Written", number: true, wide: true },
+    { name: "Kind", wide: true },
+    { name: "Ended", number: true },
+    { name: "Failed", number: true, wide: true },
+    { name: "Mean reward", number: true },
+    { name: "Step", number: true, wide: true },
+    { name: "Began", number: true, wide: true },
+    { name: "Last", number: true, wide: true },
   ];
-  return table(
-    "Training runs",
-    columns,
-    runs.map((run) => [
-      h(
-        "a",
-        { href: `/runs/${run.name.split("/").map(encodeURIComponent).join("/")}`, "data-line": "link" },
-        run.name,
-      ),
-      count(run.steps),
-      number(run.latest.reward),
-      number(run.latest.loss),
-      number(run.latest.held_out_success),
-      h("time", { title: moment(run.updated_at) }, ago(run.updated_at)),
-    ]),
-  );
+  const lines = runs.map((run) => [
+    choose(run.name),
+    h("a", { href: `/runs/${part(run.name)}`, "data-line": "link" }, run.name),
+    run.kind,
+    ended(run),
+    count(run.sessions.failed ?? 0),
+    number(run.mean_reward),
+    run.step === null ? "–" : count(run.step),
+    time(run.created_at),
+    time(run.updated_at),
+  ]);
+  return [table("Runs", columns, lines), h("div", { class: "pager" }, h("span"), compare)];
+}
+
+const time = (at) => h("time", { title: moment(at) }, ago(at));
+
+/** How many of a run's sessions have ended. */
+export function ended({ sessions }) {
+  const all = Object.values(sessions).reduce((sum, value) => sum + value, 0);
+  const over = ["completed", "failed", "cancelled"].reduce((sum, name) => sum + (sessions[name] ?? 0), 0);
+  return all ? `${count(over)} of ${count(all)}` : "–";
 }

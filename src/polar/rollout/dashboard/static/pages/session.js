@@ -12,6 +12,7 @@ import { origin } from "../session/origin.js";
 import { report } from "../session/report.js";
 import { timeline } from "../session/timeline.js";
 import { tokens } from "../session/tokens.js";
+import { stepLink } from "./task.js";
 
 const PROGRESS = 2000;
 const VIEWS = { conversation, tokens, artifacts, report };
@@ -82,13 +83,15 @@ function compareLink({ session, group }) {
   );
 }
 
-function summary({ session, harness, evaluator, outline }) {
+function summary({ session, step, harness, evaluator, outline }) {
   const result = session.result;
   const versions = [result?.policy_version_min, result?.policy_version_max].filter(
     (v) => v !== null && v !== undefined,
   );
   return facts([
     ["Reward", result?.verdict ? number(result.verdict.reward) : "–"],
+    ["Run", h("a", { href: `/runs/${part(session.run)}` }, session.run)],
+    ["Step", stepLink({ run: session.run, step })],
     ["Task", h("a", { href: `/tasks/${part(session.task_id)}` }, session.task_id)],
     [leftSession(session) ? "Branch" : "Sample", `${session.sample}, attempt ${session.attempt}`],
     ["Harness", [harness, result?.harness_version].filter(Boolean).join(" ")],

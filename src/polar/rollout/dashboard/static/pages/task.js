@@ -33,6 +33,8 @@ function sections(context, task, chosen, refresh, router) {
       "section",
       { class: "card", "aria-label": "Facts" },
       facts([
+        ["Run", h("a", { href: `/runs/${part(task.run)}` }, task.run)],
+        ["Step", stepLink(task)],
         ["Harness", task.harness],
         ["Runtime", task.runtime],
         ["Evaluator", task.evaluator],
@@ -54,6 +56,11 @@ function sections(context, task, chosen, refresh, router) {
       samples(task, chosen, router),
     ),
   ];
+}
+
+/** A link to all groups that a run's step learned from; null where none has learned from this one. */
+export function stepLink({ run, step }) {
+  return step === null ? null : h("a", { href: `/tasks?run=${part(run)}&step=${step}` }, count(step));
 }
 
 function groupLine({ mean, standard_deviation: deviation, samples: all }) {

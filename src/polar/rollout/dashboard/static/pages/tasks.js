@@ -15,10 +15,11 @@ const FIELDS = [
 
 export async function show({ root, query, router, live, signal, failed }) {
   const list = h("div");
+  const of = { run: query.get("run"), step: query.get("step") };
   let before = query.get("before");
   const known = new Set();
   const load = async () => {
-    const page = await get("/dashboard/tasks", { ...values, before }, signal);
+    const page = await get("/dashboard/tasks", { ...values, ...of, before }, signal);
     page.tasks.forEach((task) => task.harness && known.add(task.harness));
     fill(list, rows(page.tasks), pager(page.older, before, turn));
     return page;
@@ -26,18 +27,24 @@ export async function show({ root, query, router, live, signal, failed }) {
   const refresh = () => load().catch(failed);
   const turn = (place) => {
     before = place;
-    router.note({ ...values, before });
+    router.note({ ...values, ...of, before });
     refresh();
   };
   let values = Object.fromEntries(FIELDS.map(({ name }) => [name, query.get(name) ?? ""]));
   await load();
   const fields = FIELDS.map((f) => (f.name === "harness" ? { ...f, options: [...known].sort() } : f));
-  const { form } = filterRow(fields, query, (changed) => {
+  const { form } = filterRow(fields, query, [], (changed) => {
     values = changed;
     turn(null);
   });
   live.on("changes", throttled(refresh, 1000, signal), signal);
-  fill(root, h("div", { class: "head" }, h("h1", null, "Tasks")), form, list);
+  fill(root, h("div", { class: "head" }, h("h1", null, "Tasks"), of.run && ofRun(of)), form, list);
+}
+
+/** Whose tasks or sessions a list holds. */
+export function ofRun({ run, step }) {
+  const learned = step === null ? "" : `, learned from in step ${count(Number(step))}`;
+  return h("span", { class: "soft" }, "of ", h("a", { href: `/runs/${part(run)}` }, run), learned);
 }
 
 function rows(tasks) {
@@ -46,6 +53,7 @@ function rows(tasks) {
     { name: "Task", id: true },
     { name: "Status" },
     { name: "Harness", wide: true },
+    { name: "Step", number: true, wide: true },
     { name: "Ended", number: true, wide: true },
     { name: "Rewards" },
     { name: "Mean", number: true },
@@ -66,6 +74,7 @@ function rows(tasks) {
         h("a", { href: `/tasks/${part(task.id)}`, "data-line": "link" }, task.id),
         state(task.status),
         task.harness ?? "–",
+        task.step === null ? "–" : count(task.step),
         `${count(ended)} of ${count(all)}`,
         task.rewards.length ? rewardBars(task.rewards.slice(0, 16)) : h("span", { class: "soft" }, "–"),
         number(mean, 2),
