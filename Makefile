@@ -70,6 +70,9 @@ test-gpu-vllm: environment-dev ## the gateway in front of a vLLM that serves on 
 test-bridges: environment-dev ## run bridges with TRL, verl, SkyRL, AReaL and NeMo Gym themselves (installs them the first time)
 	@$(BIN)/python -m pytest suites/bridges $(ARGS)
 
+test-trackers: environment-dev ## a run's numbers and rollouts in TensorBoard, W&B, MLflow and trackio themselves, offline (installs them the first time)
+	@$(BIN)/python -m pytest suites/trackers $(ARGS)
+
 wheel: environment-run ## the wheel of this clone into dist/
 	@$(BIN)/python tools/wheel.py dist
 

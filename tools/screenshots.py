@@ -27,7 +27,7 @@ SHOTS = (
     ("tokens", "/sessions/repair-app.0?view=tokens&colour=logprob", ".tokens span", "dark", WIDE),
     ("compare", "/compare?a=repair-app.0&b=repair-app.1", ".pair .call", "light", WIDE),
     ("runs", "/runs", "tbody tr", "light", WIDE),
-    ("training", "/runs/learning-seed-0?with=learning-seed-1&smooth=0.6", ".legend li", "dark", WIDE),
+    ("training", "/runs/learning-seed-0?with=learning-seed-1&smooth=0.6", ".compared li", "dark", WIDE),
     ("narrow", "/sessions", "tbody tr", "light", NARROW),
 )
 """Name, path, an element that appears with the data, theme, size."""

@@ -30,7 +30,7 @@ PAGES = {
     "/compare?a=repair-tree.3&b=repair-tree.4": ".shared button",
     "/runs": "main tbody tr",
     "/runs/grpo-small": ".chart .line",
-    "/runs/grpo-small?with=grpo-slow&smooth=0.6": ".legend li",
+    "/runs/grpo-small?with=grpo-slow&smooth=0.6": ".compared li",
     "/runs/unnamed": ".facts",
     "/tasks?run=grpo-small&step=60": "main tbody tr",
     "/sessions?run=grpo-small&reward_min=0.5": "main tbody tr",

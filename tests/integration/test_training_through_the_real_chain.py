@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ import pytest
 import torch
 import yaml
 
+from polar.models.task import RunKind
+from polar.models.views import RunView
+from polar.store.store import Store
 from polar.training.material import Material, PolicyVersions
 from polar.training.policy import load_policy
 from polar.training.run import train
@@ -99,3 +103,15 @@ def test_a_run_improves_its_objective_and_goes_on_with_what_is_in_flight(
     made = Recordings(offline, settings.out / ".polar" / "recordings").take(PolicyVersions(0))
     assert made.packing.batches
     assert objective(settings, made, kept.weights) > objective(settings, made, None)
+    run, learned = asyncio.run(on_server(settings))
+    assert (run.kind, run.step) == (RunKind.TRAINING, 3)
+    assert run.latest["loss"] == lines[-1]["loss"]
+    # Each step learned from one group, and what was in flight at the end was learned from by none.
+    assert sorted(step for step in learned if step is not None) == [1, 2, 3]
+
+
+async def on_server(settings: GrpoSettings) -> tuple[RunView, list[int | None]]:
+    """What the run's own server shows of it, and the steps of its tasks."""
+    async with Store.open(settings.out / ".polar") as store:
+        tasks = await store.listing.tasks(run="run", limit=100)
+        return await store.runs.get("run"), [task.step for task in tasks.tasks]

@@ -32,6 +32,8 @@ class ServerAddress:
 
     url: str | None
     token: str | None
+    read_token: str | None = None
+    """Opens the dashboard to readers, if the server was started here."""
 
 
 @contextmanager
@@ -83,7 +85,7 @@ async def rollout_server(
     await _requeue(place)
     async with running(place.updated(node={"runtimes": runtimes}), say, policy=policy) as stack:
         say(f"running at {stack.url}")
-        yield ServerAddress(stack.url, stack.token)
+        yield ServerAddress(stack.url, stack.token, stack.read_token)
 
 
 async def _check_runtimes(names: Sequence[str], settings: Settings) -> None:

@@ -14,7 +14,7 @@ from polar.training import checkpoint
 from polar.training.checkpoint import Checkpoint
 from polar.training.learner import Diverged, Learner
 from polar.training.material import Material, PolicyVersions
-from polar.training.metrics import GpuUsage, Write
+from polar.training.metrics import GpuUsage, RunOnServer, Write
 from polar.training.policy import TrainerPolicy
 from polar.training.settings import RunSettings
 from polar.training.sources import MaterialSource
@@ -51,6 +51,7 @@ class Training:
     learner: Learner
     sink: WeightSink
     held_out: HeldOutNumbers | None = None
+    on_server: RunOnServer | None = None
     step: int = 0
     versions: PolicyVersions = PolicyVersions(0)
 
@@ -88,7 +89,8 @@ class Training:
             numbers["version"] = self.versions.now
             if (share := usage.share()) is not None:
                 numbers["gpu_busy"] = share
-            write(self.step, numbers | _log_numbers(self.step, material) | self._held_out(is_last=is_last))
+            numbers |= _log_numbers(self.step, material) | self._held_out(is_last=is_last)
+            write(self.step, numbers, material.groups)
             if self.step % self.settings.checkpoint.every == 0 or is_last:
                 kept = self._keep()
         return kept

@@ -82,6 +82,8 @@ class Material:
     excluded: Counter[str] = field(default_factory=Counter)
     versions: PolicyVersions = PolicyVersions(0)
     """What the staleness of its tokens is counted from."""
+    groups: tuple[Group, ...] = ()
+    """The groups that it was made of."""
 
     @property
     def packing(self) -> Packing:
@@ -122,7 +124,7 @@ def material(
     scored = sum(objective.exclusion(session) is None and not session.is_branch for session in sessions)
     constant = minibatches / (objective.session_tokens * max(1, scored))
     packings = (pack(weighted_rows(part, objective.level, constant), batch) for part in parts)
-    return Material(tuple(packings), numbers, excluded, versions)
+    return Material(tuple(packings), numbers, excluded, versions, tuple(groups))
 
 
 def _deal(groups: Sequence[list[Credited]], count: int) -> list[list[Credited]]:

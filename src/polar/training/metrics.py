@@ -1,28 +1,34 @@
-"""A run's numbers: a table in the terminal, metrics.jsonl, TensorBoard or W&B if asked for; GPU usage."""
+"""A run's numbers: a table in the terminal, metrics.jsonl, its server's dashboard, trackers; GPU usage."""
 
 from __future__ import annotations
 
 import ctypes
 import json
+import logging
 import math
-import secrets
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
-from importlib import import_module
-from importlib.util import find_spec
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 import torch
 
-from polar.errors import NotInstalled
+from polar.client import Client
+from polar.errors import PolarError
+from polar.models.task import Run
+from polar.models.views import RunStep
 from polar.training.settings import MetricsSettings
+from polar.training.trackers import Track, trackers
+from polar.trajectory.learnable import Group
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+log = logging.getLogger(__name__)
 
 FILE = "metrics.jsonl"
 COLUMNS = (
@@ -41,49 +47,82 @@ COLUMNS = (
 LINES = 20
 """Number of steps shown in the terminal."""
 NVML = "libnvidia-ml.so.1"
+STEPS_UNREPORTED = 1000
+"""Maximum steps that are kept for a server that cannot be reached."""
 SAMPLE_SECONDS = 0.1
 """The driver averages over the last sixth of a second to a second, depending on the GPU."""
 
 
-Write = Callable[[int, Mapping[str, float]], None]
-"""Takes a step and its numbers."""
+class Write(Protocol):
+    """Takes a step, its numbers, and the groups that it learned from."""
+
+    def __call__(self, step: int, numbers: Mapping[str, float], groups: Sequence[Group] = (), /) -> None: ...
 
 
-def require(settings: MetricsSettings) -> None:
-    """Raise if a package for the requested metrics is missing."""
-    for package, is_asked in (("tensorboard", settings.tensorboard), ("wandb", settings.wandb is not None)):
-        if is_asked and find_spec(package) is None:
-            raise NotInstalled(f"metrics.{package} needs {package}", hint=f"pip install {package}")
+@dataclass(frozen=True, slots=True)
+class RunOnServer:
+    """A run that a server's dashboard shows."""
+
+    client: Client
+    run: Run
+    token: str | None = None
+    """Opens the dashboard to readers, where there is one to be shown."""
+
+    def link(self, *, is_shown: bool) -> str:
+        """The address of its page; a token is for terminals only, since output in a file stays there."""
+        page = f"{self.client.server}/runs/{self.run.name}"
+        return f"{page}#token={self.token}" if self.token and is_shown else page
 
 
 @contextmanager
-def board(settings: MetricsSettings, out: Path, step: int, console: Console) -> Iterator[Write]:
+def board(
+    settings: MetricsSettings, out: Path, step: int, console: Console, server: RunOnServer | None = None
+) -> Iterator[Write]:
     """Write to all requested targets; numbers after `step` are dropped, as they will be repeated."""
     with ExitStack() as stack:
         writers = [stack.enter_context(_metrics_file(out / FILE, step))]
-        if settings.tensorboard:
-            writers.append(stack.enter_context(_tensorboard(out / "tensorboard", step)))
-        if settings.wandb is not None:
-            writers.append(stack.enter_context(_weights_and_biases(settings.wandb, out)))
+        writers += [stack.enter_context(tracker) for tracker in trackers(settings, out, step)]
+        if server is not None:
+            writers.append(_on_server(server, step, console))
         writers.append(stack.enter_context(_table(console) if console.is_terminal else _lines(console)))
 
-        def write(step: int, numbers: Mapping[str, float]) -> None:
+        def write(step: int, numbers: Mapping[str, float], groups: Sequence[Group] = (), /) -> None:
             finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
             for writer in writers:
-                writer(step, finite)
+                writer(step, finite, groups)
 
         yield write
 
 
+def _on_server(server: RunOnServer, step: int, console: Console) -> Track:
+    """Report each step to the server; what it could not be told is told with the next one."""
+    unreported: deque[RunStep] = deque(maxlen=STEPS_UNREPORTED)
+    server.client.begin_run(server.run, step)
+    console.print(f"• dashboard: {server.link(is_shown=console.is_terminal)}", markup=False, soft_wrap=True)
+
+    def write(step: int, numbers: Mapping[str, float], groups: Sequence[Group]) -> None:
+        unreported.append(
+            RunStep(step=step, numbers=dict(numbers), tasks=tuple(group.task_id for group in groups))
+        )
+        try:
+            server.client.report_steps(server.run.name, unreported)
+        except PolarError as error:
+            log.warning("step %d is not on the dashboard: %s", step, error)
+        else:
+            unreported.clear()
+
+    return write
+
+
 @contextmanager
-def _metrics_file(path: Path, step: int) -> Iterator[Write]:
+def _metrics_file(path: Path, step: int) -> Iterator[Track]:
     """Write one object per step, once per step even if a run was killed and resumed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # A run that starts over reports the numbers before its first step again.
     lines = path.read_text().splitlines() if step and path.is_file() else []
     path.write_text("".join(line + "\n" for line in lines if _step(line) <= step))
     with path.open("a", buffering=1) as file:
-        yield lambda step, numbers: print(json.dumps({"step": step, **numbers}), file=file)
+        yield lambda step, numbers, _: print(json.dumps({"step": step, **numbers}), file=file)
 
 
 def _step(line: str) -> float:
@@ -95,34 +134,8 @@ def _step(line: str) -> float:
 
 
 @contextmanager
-def _tensorboard(directory: Path, step: int) -> Iterator[Write]:
-    from torch.utils.tensorboard import SummaryWriter
-
-    def write(step: int, numbers: Mapping[str, float]) -> None:
-        for name, value in numbers.items():
-            writer.add_scalar(name, value, step)
-
-    with closing(SummaryWriter(str(directory), purge_step=step + 1)) as writer:
-        yield write
-
-
-@contextmanager
-def _weights_and_biases(project: str, out: Path) -> Iterator[Write]:
-    # Kept with the run, so that one that goes on is one run there too.
-    kept = out / "wandb.id"
-    if not kept.exists():
-        kept.write_text(secrets.token_hex(8))
-    wandb: Any = import_module("wandb")
-    run = wandb.init(project=project, name=out.name, id=kept.read_text(), dir=str(out), resume="allow")
-    try:
-        yield lambda step, numbers: run.log(dict(numbers), step=step)
-    finally:
-        run.finish()
-
-
-@contextmanager
-def _lines(console: Console) -> Iterator[Write]:
-    def write(step: int, numbers: Mapping[str, float]) -> None:
+def _lines(console: Console) -> Iterator[Track]:
+    def write(step: int, numbers: Mapping[str, float], _: Sequence[Group]) -> None:
         shown = " ".join(f"{name}={numbers[name]:.4g}" for name in COLUMNS if name in numbers)
         console.print(f"step {step}: {shown}", markup=False)
 
@@ -130,14 +143,14 @@ def _lines(console: Console) -> Iterator[Write]:
 
 
 @contextmanager
-def _table(console: Console) -> Iterator[Write]:
+def _table(console: Console) -> Iterator[Track]:
     """The last steps, live."""
     from rich.live import Live
     from rich.table import Table
 
     rows: deque[tuple[int, Mapping[str, float]]] = deque(maxlen=LINES)
 
-    def write(step: int, numbers: Mapping[str, float]) -> None:
+    def write(step: int, numbers: Mapping[str, float], _: Sequence[Group]) -> None:
         rows.append((step, numbers))
         names = [name for name in COLUMNS if any(name in numbers for _, numbers in rows)]
         table = Table(box=None, pad_edge=False, header_style="bold")

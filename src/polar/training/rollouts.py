@@ -155,6 +155,7 @@ class RolloutSource:
                 continue
             temperature = self._settings.objective.temperature
             spec = training_task(self._tasks[turn.task], prefix, self._rollouts.samples, temperature)
+            spec = spec.model_copy(update={"run": self._settings.named})
             self._in_flight[spec.id] = turn
             tasks.append(spec)
         return tasks
@@ -235,6 +236,7 @@ class HeldOut:
         self._connect = connect
         self._tasks = tasks
         self._temperature = run.objective.temperature
+        self._named = run.named
         self._log_file = run.out / HELD_OUT
         self._run = secrets.token_hex(4)
 
@@ -246,7 +248,7 @@ class HeldOut:
             # Nothing is learnt until they have ended, so they go before what is rolled out ahead.
             training_task(
                 task, f"{self._run}-held-out-{step}-{number}", self._asked.samples, self._temperature
-            ).model_copy(update={"priority": MOST_URGENT, "branching": None})
+            ).model_copy(update={"priority": MOST_URGENT, "branching": None, "run": self._named})
             for number, task in enumerate(self._tasks)
         ]
         results = asyncio.run(self._results(specs))

@@ -25,13 +25,14 @@ from polar.training.checkpoint import Checkpoint
 from polar.training.in_thread import in_thread
 from polar.training.learner import Learner, LossOf, Reference
 from polar.training.loop import CHECKPOINTS, HeldOutNumbers, Nowhere, Training, WeightSink
-from polar.training.metrics import board, require
+from polar.training.metrics import RunOnServer, board
 from polar.training.objective import likelihood_loss, policy_loss
 from polar.training.policy import load_policy
 from polar.training.rollouts import HeldOut, RolloutSource
 from polar.training.settings import GrpoSettings, Pack, RolloutSettings, RunSettings, SftSettings
 from polar.training.sources import Dataset, MaterialSource, Recordings
 from polar.training.teacher import connected_teacher
+from polar.training.trackers import require
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,7 +55,9 @@ def train(settings: RunSettings, console: Console) -> Checkpoint:
         return done
     with only_writer(settings.out, "train"), ExitStack() as stack:
         training = assemble(settings, stack, lambda step: console.print(f"• {step}", markup=False))
-        shown = stack.enter_context(board(settings.metrics, settings.out, training.step, console))
+        shown = stack.enter_context(
+            board(settings.metrics, settings.out, training.step, console, training.on_server)
+        )
         return training.run(shown)
 
 
@@ -71,7 +74,7 @@ def assemble(settings: RunSettings, stack: ExitStack, say: Say) -> Training:
         say(f"the objective is {settings.objective.summary}")
         if settings.objective.rewards == "shuffled":
             say("rewards are shuffled within groups: a control, in which they teach nothing")
-    training = Training(settings, supply.source, learner, supply.sink, supply.held_out)
+    training = Training(settings, supply.source, learner, supply.sink, supply.held_out, supply.on_server)
     if found is not None:
         log.info("going on after step %d", found.step)
         training.resume(found)
@@ -85,6 +88,7 @@ class Supply:
     source: MaterialSource
     sink: WeightSink = field(default_factory=Nowhere)
     held_out: HeldOutNumbers | None = None
+    on_server: RunOnServer | None = None
 
 
 def _supply(settings: RunSettings, stack: ExitStack, say: Say) -> Supply:
@@ -103,13 +107,21 @@ def _supply(settings: RunSettings, stack: ExitStack, say: Say) -> Supply:
             sink = EngineWeights(client, settings.out, weights, share=_share(rollouts, stack))
             # While the engines run, which may be reading.
             stack.callback(sink.close)
-            return Supply(RolloutSource(settings, rollouts, connect, tasks), sink, held_out)
+            source = RolloutSource(settings, rollouts, connect, tasks)
+            return Supply(source, sink, held_out, RunOnServer(client, settings.named, address.read_token))
         case GrpoSettings(recordings=Path() as recordings):
-            return Supply(Recordings(settings, recordings))
+            return Supply(Recordings(settings, recordings), on_server=_shown(settings, stack))
         case SftSettings():
-            return Supply(Dataset(settings))
+            return Supply(Dataset(settings), on_server=_shown(settings, stack))
         case _:
             raise InvalidInput(f"unknown run type: {type(settings).__name__}")
+
+
+def _shown(settings: RunSettings, stack: ExitStack) -> RunOnServer | None:
+    """The server that shows a run which needs none, if the settings name one."""
+    if settings.metrics.server is None:
+        return None
+    return RunOnServer(stack.enter_context(Client(settings.metrics.server)), settings.named)
 
 
 def _share(rollouts: RolloutSettings, stack: ExitStack) -> Share | None:

@@ -13,6 +13,7 @@ from polar.config.documents import read_yaml
 from polar.config.settings import DEFAULT_MODEL, EngineSettings
 from polar.errors import InvalidInput, explain
 from polar.models.component import Frozen
+from polar.models.task import Run, RunKind
 from polar.trajectory.learnable import MIN_STD, Advantage, EndedSession, Excluded, Group
 
 
@@ -354,10 +355,19 @@ class CheckpointSettings(Frozen):
 class MetricsSettings(Frozen):
     """Targets of metrics, besides the terminal and metrics.jsonl."""
 
+    server: str | None = None
+    """URL of a server whose dashboard shows the run, for runs without rollouts; its token comes from
+    $POLAR_TOKEN or its data directory. Rollouts have their server's."""
     tensorboard: bool = False
     """Whether to write them to `tensorboard` in `out`, too."""
     wandb: str | None = None
-    """The W&B project; None for none."""
+    """The W&B project; None for none. With WANDB_MODE=offline nothing is sent before `wandb sync`."""
+    mlflow: str | None = None
+    """The MLflow experiment; None for none. MLFLOW_TRACKING_URI says where it is; a file is offline."""
+    trackio: str | None = None
+    """The trackio project, which is on this machine; None for none."""
+    rollouts: int = Field(default=4, ge=0, le=100)
+    """Sessions of each step whose prompt, response and reward these trackers show, from best to worst."""
 
 
 MOST_TOKEN_KL = 20.0
@@ -392,6 +402,11 @@ class RunSettings(Frozen):
     """When to save checkpoints."""
     metrics: MetricsSettings = MetricsSettings()
     limits: DivergenceLimits = DivergenceLimits()
+
+    @property
+    def named(self) -> Run:
+        """What the run is called on a server: as its directory is."""
+        return Run.named(self.out.resolve().name, RunKind.TRAINING)
 
 
 class HeldOutSettings(Frozen):

@@ -4,16 +4,43 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Iterable
 from pathlib import Path
+from typing import cast
 
 import pytest
 from rich.console import Console
 
-from polar.errors import NotInstalled
-from polar.training import metrics
-from polar.training.metrics import FILE, board
+from polar.client import Client
+from polar.errors import NotInstalled, Unavailable
+from polar.models.task import Run, RunKind
+from polar.models.views import RunStep
+from polar.training import trackers
+from polar.training.metrics import FILE, RunOnServer, board
 from polar.training.run import train
 from polar.training.settings import MetricsSettings, SftSettings
+from tests.fakes.scripted_rollouts import group
+
+ANSWERS = ([[10, 11]], [[20]])
+
+
+class Reporting:
+    """Takes what a client reports of runs, unless the server is away."""
+
+    server = "http://polar.test"
+
+    def __init__(self) -> None:
+        self.began: list[tuple[Run, int]] = []
+        self.steps: list[RunStep] = []
+        self.is_away = False
+
+    def begin_run(self, run: Run, step: int) -> None:
+        self.began.append((run, step))
+
+    def report_steps(self, run: str, steps: Iterable[RunStep]) -> None:
+        if self.is_away:
+            raise Unavailable("no server")
+        self.steps += steps
 
 
 def test_steps_after_the_checkpoint_are_told_anew(tmp_path: Path) -> None:
@@ -36,13 +63,55 @@ def test_the_terminal_shows_what_there_is(tmp_path: Path, is_terminal: bool) -> 
     assert "entropy" not in said.getvalue()
 
 
-@pytest.mark.parametrize("settings", [MetricsSettings(tensorboard=True), MetricsSettings(wandb="polar")])
+def test_a_server_is_told_each_step_once_and_what_it_missed_with_the_next(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    reporting, said = Reporting(), io.StringIO()
+    run = Run(name="grpo", kind=RunKind.TRAINING)
+    server = RunOnServer(cast(Client, reporting), run, "secret")
+    with board(MetricsSettings(), tmp_path, 3, Console(file=said), server) as write:
+        write(4, {"loss": 1.0}, [group(ANSWERS, (1.0, 0.0), task_id="learned")])
+        reporting.is_away = True
+        write(5, {"loss": 2.0, "kl": float("inf")})
+        assert "step 5 is not on the dashboard" in caplog.text
+        reporting.is_away = False
+        write(6, {"loss": 3.0})
+    assert reporting.began == [(run, 3)]
+    assert [(step.step, step.numbers, step.tasks) for step in reporting.steps] == [
+        (4, {"loss": 1.0}, ("learned",)),
+        (5, {"loss": 2.0}, ()),
+        (6, {"loss": 3.0}, ()),
+    ]
+    # Output that is no terminal stays where it is written: it holds no token.
+    assert "dashboard: http://polar.test/runs/grpo\n" in said.getvalue()
+    assert server.link(is_shown=True) == "http://polar.test/runs/grpo#token=secret"
+
+
+def test_rollouts_are_spread_from_the_best_to_the_worst() -> None:
+    groups = [group(ANSWERS, (0.5, 1.0), task_id="a"), group(ANSWERS, (0.0, 0.2), task_id="b")]
+    shown = trackers.rollouts(groups, 3)
+    assert [one.reward for one in shown] == [1.0, 0.2, 0.0]
+    assert all(one.session for one in shown)
+    assert trackers.rollouts(groups, 0) == []
+    assert len(trackers.rollouts(groups, 100)) == 4
+    assert trackers.rollouts([], 3) == []
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        MetricsSettings(tensorboard=True),
+        MetricsSettings(wandb="polar"),
+        MetricsSettings(mlflow="polar"),
+        MetricsSettings(trackio="polar"),
+    ],
+)
 def test_a_writer_that_is_not_installed_is_named_before_anything_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: MetricsSettings
 ) -> None:
-    monkeypatch.setattr(metrics, "find_spec", lambda _package: None)
+    monkeypatch.setattr(trackers, "find_spec", lambda _package: None)
     run = SftSettings(out=tmp_path / "run", steps=1, data=(tmp_path / "none",), metrics=settings)
     with pytest.raises(NotInstalled, match="pip install"):
         train(run, Console(file=io.StringIO()))
     assert not run.out.exists()
-    metrics.require(MetricsSettings())
+    trackers.require(MetricsSettings())

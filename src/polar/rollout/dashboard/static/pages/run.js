@@ -111,7 +111,7 @@ function choices(subject, runs, { others, smoothing }, change) {
     others.length > 0 &&
       h(
         "ul",
-        { class: "legend", "aria-label": "Runs compared" },
+        { class: "compared", "aria-label": "Runs compared" },
         [subject, ...others].map((name, at) =>
           h(
             "li",
