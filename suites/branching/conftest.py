@@ -10,6 +10,7 @@ import pytest
 
 from suites.containers.conftest import IMAGE
 from suites.containers.conftest import image_archive as image_archive  # a fixture
+from suites.containers.conftest import nothing_stays_mounted as nothing_stays_mounted
 from suites.engines import PROGRAMS, running
 from tests.sandboxes import require_runtime
 

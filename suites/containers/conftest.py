@@ -22,7 +22,7 @@ IMAGE = "polar-conformance:latest"
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _nothing_stays_mounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def nothing_stays_mounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Neither what engines keep mounted below their stores, nor the disk of a sandbox whose test failed."""
     yield
     unmount_below(tmp_path_factory.getbasetemp())
