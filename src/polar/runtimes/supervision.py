@@ -298,7 +298,7 @@ async def _receive(control: socket.socket) -> tuple[bytes, list[int]]:
         except BlockingIOError:
             await _wait_readable(control.fileno())
         except ConnectionResetError:
-            return b"", []
+            continue  # It ended before it had read all that it was sent; what it said last is still there.
 
 
 async def _wait_readable(descriptor: int) -> None:

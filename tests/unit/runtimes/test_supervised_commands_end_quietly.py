@@ -45,6 +45,15 @@ async def complaints() -> list[dict[str, Any]]:
     return said
 
 
+async def test_a_command_that_is_killed_more_than_once_still_tells_how_it_ended(tmp_path: Path) -> None:
+    """Its supervisor is gone before it has read them all."""
+    command = started(tmp_path)
+    await its_supervisor(tmp_path)
+    for _ in range(9):
+        command.kill()
+    assert await command.ended == -signal.SIGKILL
+
+
 async def test_the_end_of_a_command_whose_supervisor_was_killed_leaves_no_complaint(
     tmp_path: Path, complaints: list[dict[str, Any]]
 ) -> None:
