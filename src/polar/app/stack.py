@@ -355,11 +355,14 @@ async def _renderer(settings: EngineSettings, engine: Engine, model: ModelInfo) 
     except (NotInstalled, InvalidInput) as error:
         if not leads_to_chat_mode(settings, error):
             raise
+        is_elsewhere = isinstance(error, NotInstalled)
+        remedy = "for tokens mode --model names its directory here; " if is_elsewhere else ""
         log.warning(
             "using chat mode: the engine renders prompts, because Polar cannot (%s). Tokens are recorded"
-            " and trainable, but a history that is tokenised again begins a new trace. Set engine.mode to"
-            " silence this",
+            " and trainable, but a history that is tokenised again begins a new trace (%sset engine.mode to"
+            " silence this)",
             error,
+            remedy,
         )
         return None
     await _check_tokenizer(engine, model, name, renderer, directory)

@@ -72,6 +72,7 @@ async def test_a_name_that_the_engine_made_up_leads_to_chat_mode_and_one_the_use
         with caplog.at_level(logging.WARNING):
             assert await renderer(tmp_path, url=wire.url) is None
         assert "model small: cannot be downloaded" in caplog.text
+        assert "--model names its directory" in caplog.text
         with pytest.raises(NotInstalled, match="typo"):
             await renderer(tmp_path, url=wire.url, model="typo")
 
