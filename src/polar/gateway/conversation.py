@@ -228,7 +228,10 @@ class Conversations:
         return place
 
     def _matched(self, root: _MessageNode, messages: Sequence[Message]) -> _Walked:
-        """As `_walk`, from the end of the longest path that the messages begin with."""
+        """As `_walk`, from the end of the longest path that the messages begin with.
+
+        A path on which recorded messages stand for others is not kept: they are to be replaced every time.
+        """
         wording = _Wording.of(messages)
         known = (path for path in self._paths if path.root is root and path.wording.begins(wording))
         path = max(known, key=len, default=_Path(root, root, _Wording.of(())))

@@ -61,7 +61,9 @@ class Message:
     def length(self) -> int:
         """Length of its text in characters, at least 1, as every message is rendered with something."""
         said = 1 + len(self.content) + len(self.reasoning or "")
-        return said + sum(len(call.name) + len(call.arguments) for call in self.tool_calls)
+        if self.tool_calls:
+            said += sum(len(call.name) + len(call.arguments) for call in self.tool_calls)
+        return said
 
 
 @dataclass(frozen=True, slots=True)
