@@ -14,6 +14,7 @@ begins with one state.
 
 from __future__ import annotations
 
+import dis
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -49,8 +50,12 @@ def gated_delta_nets(model: nn.Module) -> list[Any]:
         module
         for module in model.modules()
         if isinstance(getattr(module, "conv1d", None), nn.Conv1d)
-        and {_CONVOLUTION, _RULE} <= set(_written_forward(module).__code__.co_names)
+        and {_CONVOLUTION, _RULE} <= _called_by_name(_written_forward(module))
     ]
+
+
+def _called_by_name(function: FunctionType) -> set[str]:
+    return {step.argval for step in dis.get_instructions(function) if step.opname == "LOAD_GLOBAL"}
 
 
 def _written_forward(module: nn.Module) -> FunctionType:

@@ -229,7 +229,7 @@ class TrainerPolicy:
         if others := sorted(kinds - {FULL}):
             raise InvalidInput(
                 f"model {self.directory.name}: it has layers of {', '.join(others)}, which cannot be packed",
-                hint="set batch.pack to alone, or train a model of full attention and Gated DeltaNet alone",
+                hint="set batch.pack to alone; Gated DeltaNet is packed with transformers 5.16 or newer",
             )
 
     def _check_head(self) -> None:

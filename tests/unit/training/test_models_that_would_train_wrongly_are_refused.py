@@ -10,6 +10,7 @@ import torch
 from torch._inductor.kernel.flex.flex_attention import get_float32_precision
 
 from polar.errors import InvalidInput
+from polar.training.linear_attention import gated_delta_nets
 from polar.training.material import PolicyVersions, material
 from polar.training.policy import load_policy
 from polar.training.settings import BatchSettings, ModelSettings, ObjectiveSettings, Pack
@@ -76,6 +77,20 @@ def test_linear_attention_of_another_kind_is_trained_one_trace_at_a_time(tmp_pat
     made = material([rolled_out], objective, BatchSettings(pack=Pack.ALONE), versions=PolicyVersions(0))
     assert all(len(batch.names) == 1 for batch in made.packing.batches)
     assert all(bool(policy.logprobs(batch).isfinite().all()) for batch in made.packing.batches)
+
+
+def test_layers_that_call_functions_of_their_own_are_not_taken_for_known_ones() -> None:
+    """As transformers wrote them before 5.16: to replace what they call by name would change nothing."""
+
+    class OwnFunctions(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv1d = torch.nn.Conv1d(2, 2, 4, groups=2)
+
+        def forward(self, hidden: Any) -> Any:
+            return self.torch_chunk_gated_delta_rule(self.causal_conv1d_fn(hidden))
+
+    assert gated_delta_nets(OwnFunctions()) == []
 
 
 def test_single_precision_is_meant_in_every_product(tiny_model: Path) -> None:
