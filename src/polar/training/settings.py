@@ -117,7 +117,7 @@ class OptimizerSettings(Frozen):
     """Optimizer steps made with one batch of groups; beyond the first, clipping holds the policy back."""
 
 
-class Preset(StrEnum):
+class ObjectiveName(StrEnum):
     """A published objective; docs/training.md has the formulas."""
 
     GRPO = "grpo"
@@ -197,17 +197,17 @@ class TeacherSettings(EngineSettings):
 
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
-    Preset.GRPO: {"level": Level.SEQUENCE, "clip_high": 0.2},
-    Preset.DR_GRPO: {"advantage": Advantage.MEAN, "level": Level.CONSTANT, "clip_high": 0.2},
-    Preset.RLOO: {
+    ObjectiveName.GRPO: {"level": Level.SEQUENCE, "clip_high": 0.2},
+    ObjectiveName.DR_GRPO: {"advantage": Advantage.MEAN, "level": Level.CONSTANT, "clip_high": 0.2},
+    ObjectiveName.RLOO: {
         "advantage": Advantage.LEAVE_ONE_OUT,
         "level": Level.CONSTANT,
         "surrogate": Surrogate.PLAIN,
     },
-    Preset.DAPO: {},
-    Preset.GSPO: {"level": Level.SEQUENCE, "ratio": Unit.TRACE, "clip_low": 3e-4, "clip_high": 4e-4},
-    Preset.CISPO: {"surrogate": Surrogate.WEIGHTED, "clip_low": 1.0, "clip_high": 4.0},
-    Preset.DISTILL: {
+    ObjectiveName.DAPO: {},
+    ObjectiveName.GSPO: {"level": Level.SEQUENCE, "ratio": Unit.TRACE, "clip_low": 3e-4, "clip_high": 4e-4},
+    ObjectiveName.CISPO: {"surrogate": Surrogate.WEIGHTED, "clip_low": 1.0, "clip_high": 4.0},
+    ObjectiveName.DISTILL: {
         "advantage": Advantage.NONE,
         "surrogate": Surrogate.PLAIN,
         "kl": 1.0,
@@ -225,7 +225,7 @@ PARTS = (
 class ObjectiveSettings(Frozen):
     """The loss; docs/training.md has the formulas. A part that is set overrides the preset's."""
 
-    name: Preset = Preset.DAPO
+    name: ObjectiveName = ObjectiveName.DAPO
     """The preset: grpo, dr_grpo, rloo, dapo, gspo, cispo or distill."""
     rewards: Literal["own", "shuffled"] = "own"
     """Rewards of sessions. shuffled: dealt out within the group at random; a control in which rewards carry
@@ -289,7 +289,7 @@ class ObjectiveSettings(Frozen):
             raise ValueError("'min_importance' is above 'max_importance'")
         if self.advantage is Advantage.NONE and not self.kl:
             raise ValueError("'advantage: none' learns from the KL divergence alone, but 'kl' is 0")
-        if self.name is Preset.DISTILL and self.teacher is None:
+        if self.name is ObjectiveName.DISTILL and self.teacher is None:
             raise ValueError("'name: distill' needs a 'teacher'")
         if self.teacher is not None and not self.kl:
             raise ValueError("'teacher' has no effect while 'kl' is 0; 'name: distill' sets it to 1")

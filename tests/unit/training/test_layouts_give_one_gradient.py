@@ -17,9 +17,9 @@ from polar.training.settings import (
     KlPlace,
     Level,
     ModelSettings,
+    ObjectiveName,
     ObjectiveSettings,
     Pack,
-    Preset,
     Unit,
 )
 from polar.trajectory.base import Builder
@@ -119,8 +119,8 @@ def test_per_request_merged_and_tree_packed_gradients_are_equal(
     "objective",
     [
         # Ratios of traces are close to 1 here.
-        ObjectiveSettings(name=Preset.GSPO, clip_low=0.01, clip_high=0.01, importance=Unit.TRACE),
-        ObjectiveSettings(name=Preset.CISPO, clip_high=0.28, kl=0.1, kl_in=KlPlace.REWARD),
+        ObjectiveSettings(name=ObjectiveName.GSPO, clip_low=0.01, clip_high=0.01, importance=Unit.TRACE),
+        ObjectiveSettings(name=ObjectiveName.CISPO, clip_high=0.28, kl=0.1, kl_in=KlPlace.REWARD),
     ],
     ids=["gspo", "cispo"],
 )

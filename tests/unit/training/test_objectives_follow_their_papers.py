@@ -23,11 +23,11 @@ from polar.training.settings import (
     KlEstimator,
     KlPlace,
     Level,
+    ObjectiveName,
     ObjectiveSettings,
     OldPolicy,
     Outliers,
     Pack,
-    Preset,
     Surrogate,
     TeacherSettings,
     Unit,
@@ -233,19 +233,19 @@ def distill(groups: Groups, _: Groups) -> float:
     return -float(np.concatenate(terms).mean())
 
 
-PAPERS: dict[Preset, tuple[Loss, Policies]] = {
-    Preset.GRPO: (grpo, policies),
-    Preset.DR_GRPO: (dr_grpo, policies),
-    Preset.RLOO: (rloo, at_once),
-    Preset.DAPO: (dapo, policies),
-    Preset.GSPO: (gspo, as_recorded),
-    Preset.CISPO: (cispo, policies),
-    Preset.DISTILL: (distill, policies),
+PAPERS: dict[ObjectiveName, tuple[Loss, Policies]] = {
+    ObjectiveName.GRPO: (grpo, policies),
+    ObjectiveName.DR_GRPO: (dr_grpo, policies),
+    ObjectiveName.RLOO: (rloo, at_once),
+    ObjectiveName.DAPO: (dapo, policies),
+    ObjectiveName.GSPO: (gspo, as_recorded),
+    ObjectiveName.CISPO: (cispo, policies),
+    ObjectiveName.DISTILL: (distill, policies),
 }
 
 
-def named(name: Preset, **parts: Any) -> ObjectiveSettings:
-    return ObjectiveSettings(name=name, teacher=TEACHER if name is Preset.DISTILL else None, **parts)
+def named(name: ObjectiveName, **parts: Any) -> ObjectiveSettings:
+    return ObjectiveSettings(name=name, teacher=TEACHER if name is ObjectiveName.DISTILL else None, **parts)
 
 
 def assert_same(found: dict[str, Array], expected: dict[str, Array]) -> None:
@@ -257,24 +257,26 @@ def assert_same(found: dict[str, Array], expected: dict[str, Array]) -> None:
         assert slopes == pytest.approx(expected[name], abs=2e-6 * largest), name
 
 
-@pytest.mark.parametrize("name", Preset)
-def test_a_preset_is_its_papers_objective(name: Preset) -> None:
+@pytest.mark.parametrize("name", ObjectiveName)
+def test_a_preset_is_its_papers_objective(name: ObjectiveName) -> None:
     loss, values = PAPERS[name]
     objective = named(name)
     found, slopes = computed(stepped(objective), objective, values)
     groups = sequences(values)
     assert_same(slopes, differentiated(loss, groups))
-    if name is not Preset.RLOO:
+    if name is not ObjectiveName.RLOO:
         # A ratio times the advantage has REINFORCE's gradient, and another value.
         assert found == pytest.approx(loss(groups, groups), rel=1e-5)
 
 
-@pytest.mark.parametrize("name", [Preset.GRPO, Preset.DAPO, Preset.CISPO, Preset.GSPO])
-def test_clipping_acts_in_what_is_compared(name: Preset) -> None:
+@pytest.mark.parametrize(
+    "name", [ObjectiveName.GRPO, ObjectiveName.DAPO, ObjectiveName.CISPO, ObjectiveName.GSPO]
+)
+def test_clipping_acts_in_what_is_compared(name: ObjectiveName) -> None:
     objective, (_, values) = named(name), PAPERS[name]
     made = stepped(objective, pack=Pack.ALONE)
     clipped = [slopes for slopes in computed(made, objective, values)[1].values() if not slopes.all()]
-    assert bool(clipped) == (name is not Preset.CISPO)
+    assert bool(clipped) == (name is not ObjectiveName.CISPO)
 
 
 def importances(one: Sampled, objective: ObjectiveSettings) -> Array:
@@ -310,8 +312,8 @@ def test_importance_is_truncated_or_masked_by_token_or_trace(
     assert_same(slopes, differentiated(loss, sequences(policies)))
 
 
-@pytest.mark.parametrize("name", [Preset.DAPO, Preset.CISPO, Preset.GSPO])
-def test_the_old_policy_may_be_the_one_that_sampled(name: Preset) -> None:
+@pytest.mark.parametrize("name", [ObjectiveName.DAPO, ObjectiveName.CISPO, ObjectiveName.GSPO])
+def test_the_old_policy_may_be_the_one_that_sampled(name: ObjectiveName) -> None:
     """As the papers have it: there is nothing else to correct."""
 
     def sampled(name: str, count: int) -> dict[str, Array]:
@@ -381,7 +383,7 @@ def test_a_token_that_the_reference_has_not_scored_is_not_penalised() -> None:
         found = policies(name, count)
         return found | {"reference": np.where(np.arange(count) % 2, np.nan, found["reference"])}
 
-    objective = named(Preset.DISTILL)
+    objective = named(ObjectiveName.DISTILL)
     _, slopes = computed(stepped(objective), objective, unscored)
     for found in slopes.values():
         assert not found[1::2].any()
@@ -391,7 +393,7 @@ def test_a_token_that_the_reference_has_not_scored_is_not_penalised() -> None:
 
 def test_the_sequence_of_a_ratio_is_the_trace() -> None:
     """A session of several traces has several ratios; each token still weighs the same in its sample."""
-    objective = ObjectiveSettings(name=Preset.GSPO, clip_low=0.1, clip_high=0.1)
+    objective = ObjectiveSettings(name=ObjectiveName.GSPO, clip_low=0.1, clip_high=0.1)
     _, slopes = computed(stepped(objective, APART), objective, policies)
     samples = sum(map(len, REWARDS))
     for at, (answers, given_rewards) in enumerate(zip(ANSWERS, REWARDS, strict=True)):
@@ -436,14 +438,16 @@ def test_no_layout_changes_what_a_token_learns(parts: dict[str, Any], builder: B
 
 
 @settings(max_examples=60, deadline=None)
-@given(name=st.sampled_from(Preset), parts=PARTS)
-def test_a_preset_is_its_parts_and_what_is_set_overrides_them(name: Preset, parts: dict[str, Any]) -> None:
+@given(name=st.sampled_from(ObjectiveName), parts=PARTS)
+def test_a_preset_is_its_parts_and_what_is_set_overrides_them(
+    name: ObjectiveName, parts: dict[str, Any]
+) -> None:
     whole = named(name)
     plain = ObjectiveSettings.model_validate(
-        {**{field: getattr(whole, field) for field in type(whole).model_fields}, "name": Preset.DAPO}
+        {**{field: getattr(whole, field) for field in type(whole).model_fields}, "name": ObjectiveName.DAPO}
     )
-    assert whole.model_copy(update={"name": Preset.DAPO}) == plain
-    if parts["kl"] == 0 and name is Preset.DISTILL:
+    assert whole.model_copy(update={"name": ObjectiveName.DAPO}) == plain
+    if parts["kl"] == 0 and name is ObjectiveName.DISTILL:
         return
     changed = named(name, **parts)
     assert {field: getattr(changed, field) for field in parts} == parts
@@ -454,15 +458,15 @@ def test_a_preset_is_its_parts_and_what_is_set_overrides_them(name: Preset, part
     assert marked == (expected if parts["kl"] else expected - {"kl_in"})
 
 
-@pytest.mark.parametrize("name", [one for one in Preset if one is not Preset.DISTILL])
-def test_groups_with_equal_rewards_teach_nothing(name: Preset) -> None:
+@pytest.mark.parametrize("name", [one for one in ObjectiveName if one is not ObjectiveName.DISTILL])
+def test_groups_with_equal_rewards_teach_nothing(name: ObjectiveName) -> None:
     objective = named(name, kl=0.5)
     equal = [group(answers, (0.5, 0.5, 0.5)) for answers in ANSWERS]
     assert not material(equal, objective, BatchSettings(), PolicyVersions(0)).packing.batches
 
 
 def test_a_teacher_teaches_whatever_rewards_are() -> None:
-    objective = named(Preset.DISTILL)
+    objective = named(ObjectiveName.DISTILL)
     equal, one = group(ANSWERS[0], (0.5, 0.5, 0.5)), group(ANSWERS[0], (0.0, 1.0, 0.0))
     unscored = tuple(
         replace(session, result=session.result.model_copy(update={"verdict": None}))
