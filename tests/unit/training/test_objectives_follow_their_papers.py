@@ -171,7 +171,7 @@ def ppo(one: Sampled, advantage: Array | float, low: float, high: float) -> Arra
 
 
 def grpo(groups: Groups, _: Groups) -> float:
-    """Shao et al. 2024, equation 3, with outcome rewards."""
+    """Shao et al. 2024, with rewards of outcomes."""
     terms = [
         (truncated(one) * ppo(one, (one.reward - rewards.mean()) / rewards.std(), 0.2, 0.2)).mean()
         for one, rewards in each(groups)
@@ -189,7 +189,7 @@ def dr_grpo(groups: Groups, _: Groups) -> float:
 
 
 def dapo(groups: Groups, _: Groups) -> float:
-    """Yu et al. 2025, equation 8."""
+    """Yu et al. 2025."""
     terms = [
         truncated(one) * ppo(one, (one.reward - rewards.mean()) / rewards.std(), 0.2, 0.28)
         for one, rewards in each(groups)
@@ -207,7 +207,7 @@ def rloo(groups: Groups, _: Groups) -> float:
 
 
 def gspo(groups: Groups, _: Groups) -> float:
-    """Zheng et al. 2025, equations 5 and 7."""
+    """Zheng et al. 2025: the ratio of sequences, to the power of one over their length."""
     terms = []
     for one, rewards in each(groups):
         ratio = np.exp((one.now.sum() - one.old.sum()) / len(one.now))
@@ -217,7 +217,7 @@ def gspo(groups: Groups, _: Groups) -> float:
 
 
 def cispo(groups: Groups, constant: Groups) -> float:
-    """MiniMax 2025, equation 4, with the bound of Khatri et al. 2025."""
+    """MiniMax 2025, with the bound of Khatri et al. 2025."""
     terms = []
     for (one, rewards), (fixed, _) in zip(each(groups), each(constant), strict=True):
         weight = np.minimum(np.exp(fixed.now - fixed.old), 5.0) * truncated(one)
