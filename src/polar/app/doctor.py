@@ -12,6 +12,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing
 from enum import StrEnum
+from functools import partial
 from importlib.metadata import version
 from itertools import product
 from pathlib import Path
@@ -327,7 +328,10 @@ async def _engine_findings(settings: Settings, engine: Engine) -> AsyncIterator[
         yield _no_renderer(settings.engine, error)
         return
     yield ENGINE.ok("renderer", _describe_renderer(settings.engine, renderer))
-    async for finding in _renderer_findings(engine, model, renderer, directory):
+    if settings.engine.mode != "chat":
+        check = partial(_same_tokenizer, engine, model, renderer, directory)
+        yield await ENGINE.run_check("tokenizer", check)
+    async for finding in _sample_findings(engine, renderer, directory):
         yield finding
 
 
@@ -406,18 +410,14 @@ async def _shows(http: httpx.AsyncClient, url: str, sign: str) -> bool:
     return answer.status_code == 200 and sign in answer.text
 
 
-async def _renderer_findings(
-    engine: Engine, model: ModelInfo, renderer: Renderer, directory: Path
-) -> AsyncIterator[Finding]:
-    tokenizer = read_tokenizer(directory / "tokenizer.json")
-    yield await ENGINE.run_check("tokenizer", lambda: _same_tokenizer(engine, model, renderer, directory))
+async def _sample_findings(engine: Engine, renderer: Renderer, directory: Path) -> AsyncIterator[Finding]:
     try:
         ids, pieces = await _sample(engine, renderer)
     except EngineError as error:
         yield ENGINE.problem("streaming", error.message, error.hint)
         return
     yield _streaming(ids, pieces)
-    yield drift(ids, tokenizer)
+    yield drift(ids, read_tokenizer(directory / "tokenizer.json"))
 
 
 async def _same_tokenizer(engine: Engine, model: ModelInfo, renderer: Renderer, directory: Path) -> Finding:
