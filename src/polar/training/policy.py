@@ -44,6 +44,8 @@ _TOKENIZER_FILES = (
 ADAPTER = "adapter_config.json"
 FULL = "full_attention"
 FLEX = "flex_attention"
+BLOCKS = "polar_blocks"
+"""FlexAttention under a name of ours."""
 Placement = tuple[torch.device, str]
 """The device that a model is loaded to, and how it computes attention there."""
 PRECISIONS = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
@@ -75,7 +77,7 @@ class TrainerPolicy:
         self._manner = Manner(self._dtype, settings.chunk, temperature)
         self._granule = _granule(most_tokens)
         self._is_packed = is_packed
-        self._has_blocks = self._causal.config._attn_implementation == FLEX
+        self._has_blocks = self._causal.config._attn_implementation in (FLEX, BLOCKS)
         self._reference = self._frozen_copy(settings) if has_reference else None
         if is_packed:
             self._check_layers(most_tokens)
@@ -325,8 +327,22 @@ def load_policy(
     return policy
 
 
+def block_attention(config: Any) -> str:
+    """The attention that takes block masks.
+
+    transformers lists hybrid models as without FlexAttention, though they take any attention by its name.
+    """
+    from transformers import AttentionInterface
+    from transformers.integrations.flex_attention import flex_attention_forward
+
+    if LINEAR not in (getattr(config.get_text_config(), "layer_types", None) or ()):
+        return FLEX
+    AttentionInterface.register(BLOCKS, flex_attention_forward)
+    return BLOCKS
+
+
 def _load(directory: Path, place: Placement, dtype: torch.dtype = torch.float32) -> Any:
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
     device, attention = place
@@ -334,6 +350,8 @@ def _load(directory: Path, place: Placement, dtype: torch.dtype = torch.float32)
     if not (directory / "config.json").is_file():
         raise InvalidInput(f"{directory}: holds no model", hint="to begin with an adapter, set model.lora")
     try:
+        if attention == FLEX:
+            attention = block_attention(AutoConfig.from_pretrained(directory))
         model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation=attention)
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]

@@ -13,10 +13,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.attention.flex_attention import flex_attention
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.integrations import flex_attention as flex_integration
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from polar.training import policy as policies
-from polar.training.policy import TrainerPolicy, load_policy
+from polar.training.policy import TrainerPolicy, block_attention, load_policy
 from polar.training.settings import ModelSettings
 from polar.trajectory.packing.batch import Batch, Packing, TrainingRow, row
 from polar.trajectory.packing.pack import pack_alone, pack_sequences, pack_trees
@@ -130,6 +133,26 @@ def test_activations_that_are_computed_again_follow_the_same_tree(
 ) -> None:
     again = load(tiny_hybrid, gradient_checkpointing=True)
     assert apart(again, plain, pack_trees, rows_of(MIXED)) <= EXACT
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_layers_of_full_attention_take_block_masks_in_between(
+    tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU; forward only and not compiled, since a CPU has no backward of FlexAttention."""
+    monkeypatch.setattr(
+        flex_integration,
+        "compile_friendly_flex_attention",
+        lambda *inputs, training, **options: flex_attention(*inputs, **options),
+    )
+    directory = write_tiny_hybrid(tmp_path, family)
+    attention = block_attention(AutoConfig.from_pretrained(directory))
+    model = AutoModelForCausalLM.from_pretrained(directory, attn_implementation=attention)
+    blocks = TrainerPolicy(model, directory, ModelSettings(name=str(directory)), most_tokens=512)
+    (batch,) = pack_trees(rows_of(MIXED), 1_000).batches
+    dense = load(directory, precision="float32")
+    torch.testing.assert_close(blocks.logprobs(batch), dense.logprobs(batch), rtol=1e-4, atol=1e-4)
 
 
 def test_compiled_layers_follow_the_tree(tiny_hybrid: Path, plain: TrainerPolicy) -> None:
