@@ -164,6 +164,10 @@ class _Layout:
     """[moved, width]: what it shall see of each of them."""
 
 
+Arranged = Iterator[tuple[Indices, Indices, dict[str, Any]]]
+"""For each call: stretches, the positions of their tokens, and options of the rule."""
+
+
 def _lay_out(batch: Batch, width: int, device: torch.device, *, has_kernels: bool) -> _Layout:
     put = partial(to_device, device=device)
     arrange = partial(_joined, device=device) if has_kernels else _filled_up
@@ -191,10 +195,6 @@ def _lay_out(batch: Batch, width: int, device: torch.device, *, has_kernels: boo
         moved=put(moved),
         windows=put(np.where(seen < 0, size, seen)),
     )
-
-
-Arranged = Iterator[tuple[Indices, Indices, dict[str, Any]]]
-"""For each call: stretches, the positions of their tokens, and options of the rule."""
 
 
 def _filled_up(found: Stretches, members: Indices, size: int) -> Arranged:
