@@ -81,6 +81,8 @@ class Model:
     def __call__(self, request: GenerateRequest, text: str) -> str | Answer:
         if "wait for me" in text:
             return Answer("I have waited.", gate=self.gate)
+        if "pause at the end" in text and "onerror" in text:
+            return Answer("I have waited, and it is fixed.", gate=self.gate)
         if "A short title" in text:
             return "Repairing app.py"
         if "look things up" in text:

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import expect
 
 from polar.models.session import SessionStatus
-from tests.dashboards import HOSTILE, NARROW, WIDE, Fleet, waiting_task
+from tests.dashboards import HOSTILE, NARROW, WIDE, Fleet, repair_task, waiting_task
 
 pytestmark = pytest.mark.xdist_group("browser")
 
@@ -172,11 +172,30 @@ def test_a_session_appears_and_ends_without_a_reload(run: Fleet, reader: Opens) 
     expect(overview.locator("[data-stage=running] .count")).to_have_text("1")
     expect(listing.get_by_role("row", name="live.0")).to_contain_text("running")
     session = reader().open("/sessions/live.0")
-    expect(session.get_by_text("when the session has ended")).to_be_visible()
+    expect(session.get_by_text("Each model call appears here once it has ended")).to_be_visible()
     run.answer_the_waiting()
     expect(listing.get_by_role("row", name="live.0")).to_contain_text("completed")
     expect(overview.locator("[data-stage=ended] .count")).to_have_text(str(before + 1))
     expect(session.locator(".head .state")).to_have_text("completed")
+
+
+def test_a_running_session_shows_each_call_once_it_has_ended(run: Fleet, reader: Opens) -> None:
+    early = reader()
+    run.model.gate.clear()
+    run.do(run.running.client.submit(repair_task("told", 1, instruction="pause at the end")))
+    page = early.open("/sessions?text=told", "main tbody tr")
+    page.get_by_role("link", name="told.0").click()
+    calls = page.get_by_role("log", name="Model calls").locator("[data-part=call]")
+    expect(calls).to_have_count(5)
+    expect(calls.first).to_contain_text("pause at the end")
+    expect(calls.nth(1)).to_contain_text("The test names the fault.")
+    expect(page.locator(".head .state")).to_have_text("running")
+    # Who comes late gets what was before.
+    late = reader().open("/sessions/told.0", "[data-part=running] [data-part=call]")
+    expect(late.get_by_role("log", name="Model calls").locator("[data-part=call]")).to_have_count(5)
+    run.answer_the_waiting()
+    expect(page.locator(".head .state")).to_have_text("completed")
+    expect(page.get_by_role("navigation", name="Model calls")).to_be_visible()
 
 
 def test_filters_live_in_the_address(reader: Opens) -> None:

@@ -27,12 +27,12 @@ export function takeTokenFromAddress() {
   return true;
 }
 
-export async function request(path, { method = "GET", query = {}, body, signal } = {}) {
+export async function request(path, { method = "GET", query = {}, headers: more = {}, body, signal } = {}) {
   const asked = Object.entries(query).filter(
     ([, value]) => value !== null && value !== undefined && value !== "",
   );
   const search = asked.length ? `?${new URLSearchParams(asked)}` : "";
-  const headers = { Authorization: `Bearer ${token() ?? ""}` };
+  const headers = { ...more, Authorization: `Bearer ${token() ?? ""}` };
   if (body !== undefined) headers["Content-Type"] = "application/json";
   const answer = await fetch(PREFIX + path + search, {
     method,

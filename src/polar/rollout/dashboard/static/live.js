@@ -3,6 +3,7 @@
 import { Problem, request } from "./api.js";
 
 const LONGEST_WAIT = 10_000;
+const AGAIN = 1000;
 
 export class Live extends EventTarget {
   #aborting = null;
@@ -36,27 +37,50 @@ export class Live extends EventTarget {
   }
 
   async #read(reader) {
-    const decoder = new TextDecoder();
-    let text = "";
-    for (;;) {
-      const { value, done } = await reader.read();
-      if (done) return;
-      text += decoder.decode(value, { stream: true });
-      const frames = text.split("\n\n");
-      text = frames.pop();
-      frames.forEach((frame) => this.#frame(frame));
-    }
-  }
-
-  #frame(frame) {
-    const fields = Object.fromEntries(
-      frame.split("\n").map((line) => [line.slice(0, line.indexOf(":")), line.slice(line.indexOf(":") + 2)]),
-    );
-    if (fields.event) this.#tell(fields.event, JSON.parse(fields.data));
+    for await (const { event, data } of frames(reader)) if (event) this.#tell(event, JSON.parse(data));
   }
 
   #tell(kind, detail) {
     this.dispatchEvent(new CustomEvent(kind, { detail }));
+  }
+}
+
+/** The fields of each server-sent event, comments as none. */
+async function* frames(reader) {
+  const decoder = new TextDecoder();
+  let text = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    text += decoder.decode(value, { stream: true });
+    const whole = text.split("\n\n");
+    text = whole.pop();
+    for (const frame of whole) {
+      const field = (line) => [line.slice(0, line.indexOf(":")), line.slice(line.indexOf(":") + 2)];
+      yield Object.fromEntries(frame.split("\n").map(field));
+    }
+  }
+}
+
+/** Tell what a session's stream holds until it has ended; a connection that is lost is taken up again. */
+export async function follow(path, tell, signal) {
+  let after = null;
+  while (!signal.aborted) {
+    try {
+      const headers = after ? { "Last-Event-ID": after } : {};
+      const answer = await request(path, { headers, signal });
+      for await (const { id, event, data } of frames(answer.body.getReader())) {
+        after = id ?? after;
+        if (!event) continue;
+        const told = JSON.parse(data);
+        tell(told);
+        if (told.session?.result) return;
+      }
+    } catch (error) {
+      if (signal.aborted) return;
+      if (error instanceof Problem && error.status < 500) throw error;
+    }
+    await new Promise((resolve) => setTimeout(resolve, AGAIN));
   }
 }
 

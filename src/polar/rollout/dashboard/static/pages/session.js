@@ -10,6 +10,7 @@ import { artifacts } from "../session/artifacts.js";
 import { conversation } from "../session/conversation.js";
 import { origin } from "../session/origin.js";
 import { report } from "../session/report.js";
+import { running } from "../session/running.js";
 import { timeline } from "../session/timeline.js";
 import { tokens } from "../session/tokens.js";
 import { stepLink } from "./task.js";
@@ -20,12 +21,15 @@ const VIEWS = { conversation, tokens, artifacts, report };
 export async function show(context) {
   const { root, subject, live, signal, failed } = context;
   let shown = null;
+  let watched = null;
   const load = async () => {
     const detail = await get(`/dashboard/sessions/${part(subject)}`, {}, signal);
     // A session that has ended changes no more, and somebody may be reading it.
     if (shown?.session.result) return;
     shown = detail;
-    await draw(context, detail, refresh);
+    // One stream for the page, however often the rest of it is drawn anew.
+    if (!detail.session.result) watched ??= running({ session: detail.session, signal, failed });
+    await draw(context, detail, watched, refresh);
   };
   const refresh = () => load().catch(failed);
   const later = throttled(refresh, 500, signal);
@@ -36,7 +40,7 @@ export async function show(context) {
   signal.addEventListener("abort", () => clearInterval(again));
 }
 
-async function draw(context, detail, refresh) {
+async function draw(context, detail, watched, refresh) {
   const { root, query, router } = context;
   const { session } = detail;
   const body = h("div");
@@ -50,7 +54,8 @@ async function draw(context, detail, refresh) {
     );
   };
   const note = (more) => router.note({ view, ...more });
-  await VIEWS[view]({ ...context, detail, body, note });
+  if (!session.result && view === "conversation") body.append(watched);
+  else await VIEWS[view]({ ...context, detail, body, note });
   fill(
     root,
     h(

@@ -45,7 +45,7 @@ export function nothing({ session, unreadable }) {
   if (unreadable) return h("p", { class: "notice" }, `The recording cannot be read: ${unreadable}`);
   const text = session.result
     ? "The model was never asked, so there is no recording."
-    : "What is said can be read here when the session has ended.";
+    : "This can be read here when the session has ended.";
   return h("p", { class: "card empty" }, text);
 }
 
@@ -141,7 +141,7 @@ function chips(line) {
   ].filter(Boolean);
 }
 
-function message(one, isAnswer = false) {
+export function message(one, isAnswer = false) {
   return h(
     "div",
     { class: isAnswer === true ? "message answer" : "message" },
