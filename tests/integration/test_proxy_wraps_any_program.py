@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -14,6 +15,7 @@ from polar.config.settings import EngineSettings
 from polar.engines.embedded.model import load
 from polar.engines.embedded.server import EmbeddedServer
 from polar.harnesses.codex import Codex
+from polar.harnesses.opencode import OpenCode
 from polar.models.completion import Completion
 from polar.recordings import recording
 from tests.fakes.character_chat import Said
@@ -94,15 +96,14 @@ async def test_nothing_is_left_where_nothing_was_recorded(engine: EmbeddedServer
 
 
 async def recorded(out: Path, *command: str, says: Said) -> Completion:
-    """The one model call of a real program around which an engine answers in text."""
+    """The first model call of a real program around which an engine answers in text."""
     async with vllm_wire(says) as wire:
         wire.context = 65_536
         engine = ("--engine", wire.url, "--engine-kind", "openai", "--model", "small")
         process = await started(*engine, "--out", str(out), "--", *command)
         shown, told = await process.communicate()
     assert process.returncode == 0, (shown + told).decode()
-    (completion,) = recording.decode((out / "recording").read_bytes()).completions
-    return completion
+    return recording.decode((out / "recording").read_bytes()).completions[0]
 
 
 async def test_codex_without_any_settings_asks_the_gateway(
@@ -121,6 +122,24 @@ async def test_codex_without_any_settings_asks_the_gateway(
     assert (tmp_path / "codex" / "config.toml").read_text() == own
 
 
+def installed(directory: Path, name: str, *program: str) -> str:
+    """Put a program where it is called by its name."""
+    path = directory / "bin" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f'#!/bin/sh\nexec {shlex.join(program)} "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+async def test_opencode_is_known_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = (await OpenCode(OpenCode.Options()).install()).tools[0].source / "bin" / "opencode"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    command = installed(tmp_path, "opencode", str(program))
+    completion = await recorded(tmp_path / "out", command, "run", "Say hello.", says=Said("Hello."))
+    assert completion.dialect == "openai_chat"
+
+
 async def test_vercels_anthropic_provider_asks_the_gateway(tmp_path: Path) -> None:
     command = await tool_loop("anthropic", "claude-sonnet-5", "whole")
     completion = await recorded(tmp_path / "out", *command, says=Said("Rain."))
@@ -133,6 +152,7 @@ async def test_a_program_that_asks_nothing_is_told_why_that_may_be(
     quiet = await proxy(engine, tmp_path / "out", "--", "true")
     _, told = await quiet.communicate()
     assert "no model call was recorded: the program may take its base URL" in told.decode()
+    assert "known by the name of their command: aider, cn, copilot" in told.decode()
     shown = await proxy(engine, tmp_path / "out", "--", sys.executable, "-c", "import os; print(*os.environ)")
     names, _ = await shown.communicate()
     assert {"GOOGLE_GENERATIVE_AI_API_KEY", "CODEX_API_KEY", "CODEX_HOME"} <= set(names.decode().split())

@@ -18,10 +18,13 @@ from polar.engines.base import ModelInfo
 from polar.errors import NotInstalled
 from polar.gateway.server import Gateway
 from polar.gateway.session import SessionGrant, new_key
+from polar.harnesses import preset
 from polar.harnesses.base import provider_environment
+from polar.harnesses.preset import AgentSettings
 from polar.models.component import Component
 from polar.models.session import AgentEnd, SessionResult, SessionStatus
 from polar.models.task import Budgets, SamplingPin
+from polar.node.agent import DEFAULT_MAX_TOKENS
 from polar.recordings import recording
 from polar.recordings.capture import parse_capture
 from polar.trajectory.base import Builder
@@ -35,8 +38,25 @@ END_SECONDS = 10.0
 NO_CALLS = (
     "no model call was recorded: the program may take its base URL from a configuration file, an option or"
     " its code instead of the environment. `polar proxy` without a program prints the variables it sets;"
-    " configure the program with them."
+    " configure the program with them. Agents that need more are known by the name of their command: {known}."
 )
+
+_OPENCODE = """
+{"model": "polar/$model", "small_model": "polar/$model", "provider": {"polar": {
+    "npm": "@ai-sdk/openai-compatible", "options": {"baseURL": "$url/v1", "apiKey": "$key"},
+    "models": {"$model": {"limit": {"context": $max_context, "output": $max_tokens}}}}}}
+"""
+_KNOWN = {
+    "mini": AgentSettings(env={"MSWEA_MODEL_NAME": "openai/$model", "MSWEA_COST_TRACKING": "ignore_errors"}),
+    "opencode": AgentSettings(env={"OPENCODE_CONFIG_CONTENT": _OPENCODE}),
+}
+"""Agents besides those of presets that do not take their model from its provider's variables."""
+
+
+def known_agents() -> dict[str, AgentSettings]:
+    """Return what points agents at the gateway by the names of their commands."""
+    presets = map(preset.preset, preset.names())
+    return _KNOWN | {one.command: one.connect for one in presets}
 
 
 @dataclass(slots=True)
@@ -48,15 +68,33 @@ class ProxySession:
     model: ModelInfo
     capture: Path
     recording: Path
-    codex_home: Path
-    """A configuration directory for Codex, which reads the address of its model only from there."""
+    home: Path
+    """A temporary directory with configuration for agents that read the address of their model from files."""
     result: SessionResult | None = None
     """The result, set when the session is closed."""
 
     @property
     def environment(self) -> dict[str, str]:
         told = provider_environment(self.url, self.key, self.model.name)
-        return told | {"CODEX_HOME": str(self.codex_home)}
+        return told | {"CODEX_HOME": str(self.home)}
+
+    def launch(self, command: Sequence[str]) -> tuple[Sequence[str], dict[str, str]]:
+        """Return a program's command and variables, with what else it needs if it is known by its name."""
+        settings = known_agents().get(Path(command[0]).name, AgentSettings())
+        values = {
+            "url": self.url,
+            "key": self.key,
+            "model": self.model.name,
+            "max_context": self.model.max_context,
+            "max_tokens": min(DEFAULT_MAX_TOKENS, self.model.max_context // 2),
+            "home": str(self.home),
+            "servers": {},
+            "server_list": [],
+        }
+        for path, content in preset.documents(settings, values).items():
+            Path(path).write_bytes(content)
+        arguments, env = preset.arguments(settings, values), preset.variables(settings, values)
+        return (command[0], *arguments, *command[1:]), self.environment | env
 
 
 @asynccontextmanager
@@ -67,14 +105,14 @@ async def proxy_session(
     with _record_directory(settings.data_dir):
         async with data_plane(settings, say) as plane:
             gateway = plane.gateway
-            with _codex_home(gateway.url) as codex_home:
+            with _home(gateway.url) as home:
                 session = ProxySession(
                     url=gateway.url,
                     key=new_key(),
                     model=plane.model,
                     capture=settings.data_dir / "capture.log",
                     recording=settings.data_dir / "recording",
-                    codex_home=codex_home,
+                    home=home,
                 )
                 gateway.open_session(
                     SessionGrant(
@@ -102,14 +140,14 @@ def _record_directory(directory: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _codex_home(url: str) -> Iterator[Path]:
-    """Copy the user's Codex configuration to a temporary home, with our base URL."""
+def _home(url: str) -> Iterator[Path]:
+    """Make a temporary directory with a copy of the user's Codex configuration, with our base URL."""
     own = environment_codex_home() / "config.toml"
     lines = own.read_text().splitlines() if own.is_file() else []
     tables = (place for place, line in enumerate(lines) if line.lstrip().startswith("["))
     first_table = next(tables, len(lines))
     kept = [line for line in lines[:first_table] if not _CODEX_PROVIDER.match(line)]
-    with tempfile.TemporaryDirectory(prefix="polar-codex-", ignore_cleanup_errors=True) as home:
+    with tempfile.TemporaryDirectory(prefix="polar-proxy-", ignore_cleanup_errors=True) as home:
         settings = [f'openai_base_url = "{url}/v1"', *kept, *lines[first_table:], ""]
         (Path(home) / "config.toml").write_text("\n".join(settings))
         yield Path(home)

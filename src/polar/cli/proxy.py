@@ -42,8 +42,9 @@ def proxy(
     """Run a program against the gateway and keep every token.
 
     Its environment gets base URLs and a key for every provider's API, and Codex gets a CODEX_HOME with your
-    own configuration and our base URL; nothing else changes. The model answers under any name. Without a
-    program, the gateway runs until Ctrl-C and prints the variables to set.
+    own configuration and our base URL. Agents that take their model from elsewhere are known by the name of
+    their command, and get the variables or the option that they need. Nothing else changes. The model answers
+    under any name. Without a program, the gateway runs until Ctrl-C and prints the variables to set.
 
     Examples:
 
@@ -83,7 +84,7 @@ async def _serve(session: ProxySession, command: list[str] | None) -> int:
     from polar.app import proxy as around
 
     if command:
-        return await around.run(command, session.environment)
+        return await around.run(*session.launch(command))
     for name, value in session.environment.items():
         typer.echo(f"export {name}={value}")
     say("serving until Ctrl-C")
@@ -92,7 +93,7 @@ async def _serve(session: ProxySession, command: list[str] | None) -> int:
 
 
 def _summarize(session: ProxySession, *, is_program: bool) -> None:
-    from polar.app.proxy import NO_CALLS
+    from polar.app.proxy import NO_CALLS, known_agents
 
     if (result := session.result) is None:
         return
@@ -102,6 +103,6 @@ def _summarize(session: ProxySession, *, is_program: bool) -> None:
         f" {stats.trainable_tokens} trainable, {stats.traces} traces"
     )
     if is_program and not stats.completions:
-        say(NO_CALLS)
+        say(NO_CALLS.format(known=", ".join(sorted(known_agents()))))
     if result.has_recording:
         say(f"look closer: polar show {session.recording}")
