@@ -129,7 +129,7 @@ bench-control-plane: environment-dev ## submitting, leasing and completing over 
 bench-dashboard: environment-dev ## the overview and the lists at 100,000 sessions
 	@$(BIN)/python -m benchmarks.bench_dashboard
 
-bench-replay: environment-dev ## sessions of the seven harnesses and their replays (ten minutes)
+bench-replay: environment-dev ## sessions of the seven harnesses and their replays (twenty minutes)
 	@$(BIN)/python -m benchmarks.bench_replay $(ARGS)
 
 bench-serve: environment-dev ## memory of an idle server
