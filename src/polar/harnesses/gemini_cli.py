@@ -51,6 +51,10 @@ SIDE_CALLS = (
 )
 """Gemini CLI's names for its side calls, which would otherwise go to other models."""
 
+SKILLS = ("antigravity-support",)
+"""Built-in skills that are not offered: how to move to another program. With more than one left, they stand
+in the prompt in the order in which they happened to be read, so that sessions begin differently."""
+
 AGENTS = ("cli_help", "codebase_investigator")
 """Sub-agents that would call other models; the remaining one uses the session's."""
 
@@ -149,6 +153,7 @@ class GeminiCli(PinnedHarness):
             "security": {"auth": {"selectedType": "gemini-api-key"}, "folderTrust": {"enabled": False}},
             "experimental": {"enableAgents": options.agents},
             "agents": {"overrides": {name: {"modelConfig": {"model": context.model}} for name in AGENTS}},
+            "skills": {"disabled": list(SKILLS)},
             "tools": tools,
             "mcpServers": mcp_servers(context, url="httpUrl", trust=True),
             "model": model,

@@ -74,6 +74,12 @@ def test_an_instruction_that_looks_like_a_command_is_sent_as_text() -> None:
     assert command.stdin == b"\n/clear the table"
 
 
+def test_the_skill_about_another_program_is_not_listed() -> None:
+    """With one built-in skill left, their order is the same in every session."""
+    told = settings(GeminiCli(GeminiCli.Options()))
+    assert told["skills"] == {"disabled": ["antigravity-support"]}
+
+
 def test_options_become_settings() -> None:
     gemini = GeminiCli(
         GeminiCli.Options(tools=("glob",), agents=False, system_prompt="Be terse.", max_turns=7, retries=0)
