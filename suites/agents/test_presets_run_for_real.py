@@ -8,6 +8,7 @@ import pytest
 
 from polar.config import plugins
 from polar.harnesses import preset
+from tests.fakes import tool_server
 from tests.integration import test_harness_conformance as conformance
 from tests.integration import test_tasks_bring_their_tools as tools
 from tests.rollouts import HUGE_INSTRUCTION, roll_out
@@ -54,3 +55,19 @@ async def test_a_command_s_tool_is_called(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", tools.OFFERED_AS)
 async def test_a_server_s_tool_is_called(tmp_path: Path, name: str) -> None:
     await tools.assert_server_is_asked(tmp_path / "data", name)
+
+
+@pytest.mark.parametrize("name", ["opencode", "pi"])
+async def test_a_task_s_own_tools_stay_where_those_of_the_harness_are_chosen(
+    tmp_path: Path, name: str
+) -> None:
+    rollout = await roll_out(
+        tmp_path / "data",
+        name,
+        ["Done."],
+        options={"tools": ["bash"]},
+        files={"server.py": {"text": Path(tool_server.__file__).read_text()}},
+        tools={"words": {"command": "python3", "args": ["server.py"], "env": {"SECRET": "s"}}},
+    )
+    offered = {tool.name for tool in rollout.recording.completions[0].tools}
+    assert offered == {"bash", tools.OFFERED_AS[name]}

@@ -19,6 +19,7 @@ ASKED = {
     "aider": ("--yes-always", "--no-git", "--no-check-update", "--message", "Say hello."),
     "continue_cli": ("--print", "Say hello."),
     "copilot": ("--allow-all-tools", "--prompt", "Say hello."),
+    "kilo": ("run", "Say hello."),
     "gptme": ("--non-interactive", "Say hello."),
 }
 """What a user types after the name."""

@@ -83,6 +83,11 @@ CASES = {
         dialect="openai_chat",
         limits_answers=False,
     ),
+    "kilo": Case(
+        calls=(scripted_call("bash", command=WRITE, description="Write hello"),),
+        tools=frozenset({"bash", "edit", "read", "write"}),
+        dialect="openai_chat",
+    ),
     "mini_swe_agent": Case(
         calls=(scripted_call("bash", command=WRITE),),
         ends_with=scripted_call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
