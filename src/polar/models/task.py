@@ -192,9 +192,10 @@ class ToolServer(Frozen):
             raise ValueError("'args' and 'env' need a 'command'; a URL takes 'headers'")
         if any("\0" in text for text in (self.command or "", *self.args, *self.env.values())):
             raise ValueError("no program takes a null character")
-        if not all(text.isprintable() and not {"$", "{", "!"} & {*text} for text in self.headers.values()):
+        told = (self.url or "", *self.headers.values())
+        if not all(text.isprintable() and not {"$", "{", "!"} & {*text} for text in told):
             # Harnesses would put variables, or what a command prints, in their place, each in its own way.
-            raise ValueError("the value of a header must be one printable line without '$', '{' and '!'")
+            raise ValueError("a URL and headers must be printable and without '$', '{' and '!'")
 
 
 class OnDivergence(StrEnum):

@@ -195,6 +195,7 @@ def test_any_text_is_parsed_or_refused_as_invalid_input(text: str) -> None:
         ({"tools": {"w": {"url": "http://a", "args": ["b"]}}}, "'args' and 'env' need a 'command'"),
         ({"tools": {"w": {"url": "a.example"}}}, "tools.w.url: must be a URL that begins with http"),
         ({"tools": {"w": {"url": "http://a", "headers": {"B": "$C"}}}}, "without '$', '{' and '!'"),
+        ({"tools": {"w": {"url": "http://a/${C}"}}}, "without '$', '{' and '!'"),
         ({"tools": {"my_words": {"command": "a"}}}, "tools.my_words"),
         (
             {"harness": "mini_swe_agent", "tools": {"w": {"command": "a"}}},
