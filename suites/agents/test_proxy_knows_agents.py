@@ -7,8 +7,8 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from polar.harnesses.mini_swe_agent import LAUNCH, MiniSweAgent
-from polar.harnesses.preset import PresetHarness, preset
+from polar.harnesses.mini_swe_agent import PROGRAM, MiniSweAgent
+from polar.harnesses.preset import LAUNCH, PresetHarness, preset
 from tests.fakes.character_chat import Said
 from tests.integration import test_harness_conformance as conformance
 from tests.integration import test_proxy_wraps_any_program as proxy
@@ -49,7 +49,9 @@ async def test_mini_swe_agent_is_known_by_its_name(tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     # Whoever uses it has answered its first questions.
     monkeypatch.setenv("MSWEA_CONFIGURED", "true")
-    command = proxy.installed(tmp_path, "mini", sys.executable, "-I", "-S", "-c", LAUNCH, str(packages))
+    command = proxy.installed(
+        tmp_path, "mini", sys.executable, "-I", "-S", "-c", LAUNCH, str(packages), PROGRAM
+    )
     asked = ("--task", "Say hello.", "--yolo", "--exit-immediately", "--cost-limit", "0")
     completion = await proxy.recorded(tmp_path / "out", command, *asked, says=Said("Hello."))
     assert any("Say hello." in message.content for message in completion.messages)

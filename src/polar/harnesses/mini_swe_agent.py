@@ -12,6 +12,7 @@ from pydantic import Field
 from polar.assets.cache import asset, lock_tag
 from polar.assets.pypi import PYTHON_TAG, install_python, python_program, python_root
 from polar.harnesses.base import LOCKS, Harness, HarnessContext, PinnedHarness
+from polar.harnesses.preset import LAUNCH
 from polar.runtimes.base import Command
 
 VERSION = "2.4.6"
@@ -22,9 +23,7 @@ PYTHON = PurePosixPath(python_root())
 MINI = PurePosixPath("/opt/polar/mini-swe-agent")
 STATE = ".config/mini-swe-agent"
 CONFIG = f"{STATE}/polar.yaml"
-
-LAUNCH = "import site, sys; site.addsitedir(sys.argv.pop(1)); from minisweagent.run.mini import app; app()"
-"""Finds the packages without an environment variable, which the agent's commands would inherit."""
+PROGRAM = "minisweagent.run.mini:app"
 
 
 class MiniSweAgent(PinnedHarness):
@@ -61,7 +60,7 @@ class MiniSweAgent(PinnedHarness):
             argv=(
                 str(context.paths[PYTHON] / python_program()),
                 # Without -I and -S the workspace or the interpreter's own packages could take precedence.
-                *("-I", "-S", "-c", LAUNCH, str(context.paths[MINI])),
+                *("-I", "-S", "-c", LAUNCH, str(context.paths[MINI]), PROGRAM),
                 *("--config", "mini.yaml", "--config", str(context.home / CONFIG)),
                 *("--output", str(context.home / STATE / "trajectory.json")),
             ),
