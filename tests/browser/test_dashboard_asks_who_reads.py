@@ -105,5 +105,5 @@ def test_page_is_open_and_its_data_is_not(run: Fleet) -> None:
         assert module.headers["content-type"].startswith("text/javascript")
         assert module.headers["content-security-policy"] == page.headers["content-security-policy"]
         assert http.get("/assets/../files.py").status_code == 404
-        for path in ("overview", "me", "live", "sessions", "sessions/repair-app.0", "tasks", "runs"):
+        for path in ("overview", "me", "live", "sessions", "sessions/repair-app.0", "tasks", "runs/unnamed"):
             assert http.get(f"/api/v1/dashboard/{path}").status_code == 401

@@ -389,6 +389,8 @@ def test_a_run_is_submitted_again_as_another(served: Served) -> None:
 def test_only_submissions_are_submitted_again(served: Served) -> None:
     assert "no run 'none'" in served.polar("submit", "--again", "none").stderr
     assert "expected FILE... or --again RUN" in served.polar("submit").stderr
+    misnamed = served.polar("submit", served.task_file("one"), "--run", "no name")
+    assert "--run 'no name': not a name" in misnamed.stderr
     both = served.polar("submit", served.task_file("one"), "--again", "none")
     assert "expected FILE... or --again RUN" in both.stderr
     with Client(served.url, TOKEN) as client:

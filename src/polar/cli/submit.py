@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic import ValidationError
 
 from polar.cli.options import AsJson, Harness, Samples, Server, Token, overlay
 from polar.cli.output import counted, print_list, print_parts, say, session_progress
@@ -96,7 +97,7 @@ def submit(
         raise InvalidInput("expected FILE... or --again RUN", hint="polar submit --help shows examples")
     over = overlay(harness, samples)
     tasks = _read(files, over, skip_bad=skip_bad) if files else []
-    named = Run(name=run) if run else _named_after(again or _taskset(files or []))
+    named = _named(run) if run else _named_after(again or _taskset(files or []))
     with interruptible(LEFT), Client(server, token) as client:
         if again:
             tasks = _tasks_of(client, again, named, over)
@@ -126,6 +127,16 @@ def _taskset(files: Sequence[Path]) -> str:
     """The name of the first file, or of its directory if it is called as most are."""
     first = files[0].absolute()
     return first.parent.name if first.stem in ("task", "tasks", "taskset") else first.stem
+
+
+def _named(run: str) -> Run:
+    try:
+        return Run(name=run)
+    except ValidationError:
+        raise InvalidInput(
+            f"--run {run!r}: not a name",
+            hint="letters, digits, '.', '_' and '-', beginning with one of the first",
+        ) from None
 
 
 def _named_after(what: str) -> Run:

@@ -22,13 +22,15 @@ class RunKind(StrEnum):
     """The kind of work that a run is."""
 
     TRAINING = "training"
+    """`polar train`."""
     EVALUATION = "evaluation"
+    """`polar eval`."""
     GENERATION = "generation"
-    """A dataset is made."""
+    """`polar generate`."""
     SUBMISSION = "submission"
-    """Tasks are submitted by themselves."""
+    """`polar submit`, or tasks submitted through the API."""
     BRIDGE = "bridge"
-    """A trainer of others trains."""
+    """Another trainer, through a bridge."""
 
 
 class Run(Frozen):

@@ -30,6 +30,7 @@ class Reward(StrEnum):
     ZERO = "zero"
     """0 or less."""
     NONE = "none"
+    """There is none."""
 
 
 class TaskView(Frozen):
@@ -51,6 +52,9 @@ class TaskView(Frozen):
 class SessionFilter(Frozen):
     """Which sessions a list holds; None for any."""
 
+    # They are parameters of addresses, too, whose descriptions the API document takes from here.
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
     task_id: str | None = None
     """Only of this task."""
     run: str | None = None
@@ -58,6 +62,7 @@ class SessionFilter(Frozen):
     step: int | None = None
     """Only those that this step of a run learned from."""
     status: SessionStatus | None = None
+    """Only those in this status."""
     harness: str | None = None
     """Only of this harness."""
     model: str | None = None
@@ -67,6 +72,7 @@ class SessionFilter(Frozen):
     node: str | None = None
     """Only those that this node has, or had to their end."""
     reward: Reward | None = None
+    """Only those with such a reward."""
     reward_min: float | None = None
     """Only rewards of at least this."""
     reward_max: float | None = None
@@ -161,12 +167,14 @@ class RunView(Frozen):
     """A run and how far it is."""
 
     name: Id
+    """Unique on the server."""
     kind: RunKind
     created_at: float
     """Unix seconds of its first task or step."""
     updated_at: float
     """Unix seconds of its last result or step; its beginning if it has none."""
     tasks: int = 0
+    """Number of tasks."""
     sessions: dict[SessionStatus, int] = Field(default_factory=dict)
     """Sessions by status; statuses without one are absent."""
     mean_reward: float | None = None
@@ -197,6 +205,7 @@ class RunStep(Frozen):
     """What a trainer reports of a step."""
 
     step: int = Field(ge=0, lt=2**31)
+    """Number of the step; 0 for what is measured before the first."""
     numbers: dict[str, float] = Field(default_factory=dict, max_length=1000)
     """Metrics of the step by name."""
     tasks: tuple[Id, ...] = Field(default=(), max_length=100_000)

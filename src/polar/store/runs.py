@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, func, insert, select, true, update
+from sqlalchemy import Connection, Row, delete, func, insert, select, update
 
 from polar.errors import Conflict, NotFound
 from polar.models.component import view
@@ -63,8 +63,11 @@ class Runs(Repository):
         """Make a run if it is not there, and drop what was reported of steps that will be reported again."""
         run = Run(name=name, kind=start.kind)
         id = run_ids(connection, [run], self._database.now())[name]
-        again = run_steps.c.step > start.step if start.step else true()
-        connection.execute(delete(run_steps).where(run_steps.c.run_id == id, again))
+        # 0 is also the step of what is measured before the first.
+        last = start.step or -1
+        connection.execute(delete(run_steps).where(run_steps.c.run_id == id, run_steps.c.step > last))
+        learned = (tasks.c.run_id == id) & (tasks.c.step > last)
+        connection.execute(update(tasks).where(learned).values(step=None))
         return _get(connection, name)
 
     @writes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Any
 
@@ -9,10 +10,18 @@ import pytest
 
 from polar import errors
 from polar.bridges import sessions
-from polar.bridges.sessions import Order, ScoredSession, one_session, roll_out_groups, task_of, task_row
+from polar.bridges.sessions import (
+    Order,
+    ScoredSession,
+    one_session,
+    roll_out_groups,
+    run_of_trainer,
+    task_of,
+    task_row,
+)
 from polar.client import AsyncClient
 from polar.errors import Backoff, InvalidInput
-from polar.models.task import Branching, TaskSpec
+from polar.models.task import Branching, RunKind, TaskSpec
 from polar.models.views import TaskView
 from tests.fakes.rollout_client import ReversingClient
 from tests.systems import shell_task
@@ -107,3 +116,19 @@ def test_a_task_travels_in_a_row() -> None:
 def test_a_row_without_a_sound_task_is_refused(row: dict[str, Any], problem: str) -> None:
     with pytest.raises(InvalidInput, match=problem):
         task_of(row)
+
+
+@pytest.mark.parametrize(("given", "name"), [("verl run 3", "verl-run-3"), (None, r"bridge-\d{4}-\d\d-\d\d")])
+async def test_what_a_trainer_rolls_out_is_one_run(
+    client: Any, monkeypatch: pytest.MonkeyPatch, given: str | None, name: str
+) -> None:
+    monkeypatch.delenv("POLAR_RUN", raising=False)
+    if given is not None:
+        monkeypatch.setenv("POLAR_RUN", given)
+    run_of_trainer.cache_clear()
+    await roll_out_groups(client, orders(2))
+    await roll_out_groups(client, orders(1))
+    (run,) = {spec.run for spec in client.submitted}
+    assert run.kind is RunKind.BRIDGE
+    assert re.fullmatch(name, run.name)
+    run_of_trainer.cache_clear()

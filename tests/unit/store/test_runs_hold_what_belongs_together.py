@@ -98,9 +98,14 @@ async def test_steps_name_the_tasks_that_they_learned_from(store: Store, clock: 
     assert (await store.tasks.get("other")).step is None
     run = await store.runs.get("grpo")
     assert (run.step, run.latest) == (2, {"reward": 0.7, "loss": 1.0})
+    await store.runs.begin("grpo", RunStart(step=1))
+    assert (await store.tasks.get("a")).step == 1
+    await store.runs.report("grpo", [RunStep(step=2, numbers={"reward": 0.7, "loss": 1.0})])
     curves = await store.runs.curves("grpo")
     assert curves.steps == (1, 2)
     assert curves.series == {"reward": (0.5, 0.7), "loss": (None, 1.0)}
+    await store.runs.begin("grpo", RunStart())
+    assert (await store.tasks.get("a")).step is None
 
 
 @pytest.mark.parametrize(("again", "kept"), [(0, ()), (2, (0, 1, 2)), (9, (0, 1, 2, 3))])
