@@ -51,7 +51,8 @@ Say = Callable[[str], None]
 
 PROBE = "<|im_start|>user\nA 1,024-token probe: naïve 東京 </s>\n\t<tool_call>{}<|im_end|>"
 """Tokenised differently by different models, even if they share part of a vocabulary."""
-LARGE_BLOCK = 64 * 1024
+LARGE_BLOCK = 256 * 1024
+"""More bytes than reading the JSON of an ordinary call takes: pages of its own cost a tenth of the call."""
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 """Constants of <malloc.h>."""
 YOUNG_OBJECTS = 10_000
