@@ -61,6 +61,9 @@ test-soak: environment-dev ## 10,000 sessions, after which nothing is left and n
 test-ray: environment-ray ## run a fleet on a real Ray cluster of three raylets (installs Ray the first time)
 	@$(BIN)/python -m pytest suites/ray $(ARGS)
 
+test-distributed: environment-dev ## train with 2 and 4 processes and with one, and kill ranks (gloo, on a CPU; five minutes on two cores)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest suites/distributed $(ARGS)
+
 test-gpu: environment-dev ## the embedded engine and the trainer on a CUDA device (needs one)
 	@$(BIN)/python -m pytest suites/gpu --ignore suites/gpu/vllm $(ARGS)
 

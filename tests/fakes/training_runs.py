@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from rich.console import Console
 from safetensors.torch import load_file
 
@@ -15,10 +16,18 @@ from polar.training.policy import load_policy
 from polar.training.settings import BatchSettings, GrpoSettings, ModelSettings, ObjectiveSettings
 from polar.trajectory.learnable import Group
 from tests.fakes.scripted_rollouts import group, write_recordings
+from tests.systems import ASK
 
 GOOD, BAD = [[10, 11, 12], [13]], [[20, 21, 22], [23]]
 LOGPROB = -5.5
 """What an untrained policy with 258 tokens gives about any of them."""
+
+GRADE = r"""
+letters=$(tr -cd 'a-z' < answer.txt | wc -c)
+all=$(wc -c < answer.txt)
+reward "$(awk "BEGIN { print $letters / ($all + 1) }")"
+"""
+"""The share of small letters: any answer gets another reward, and more of them is something to learn."""
 
 
 def groups(count: int = 4) -> list[Group]:
@@ -52,6 +61,41 @@ def settings(tiny_model: Path, directory: Path, **changes: Any) -> GrpoSettings:
         "recordings": recordings,
     }
     return GrpoSettings.model_validate({**document, **changes})
+
+
+def rolled_out(model: Path, directory: Path, **rollouts: Any) -> GrpoSettings:
+    """A run that rolls tasks out with a system of its own, whose agents ask the model once."""
+    tasks = [
+        {
+            "id": f"say-{number}",
+            "instruction": f"Say {number}.",
+            "harness": {"name": "shell", "options": {"command": ASK}},
+            "runtime": "process",
+            "evaluator": {"name": "command", "options": {"command": GRADE}},
+            "sampling": {"max_tokens": 12},
+        }
+        for number in range(3)
+    ]
+    (directory / "tasks.yaml").write_text(yaml.safe_dump(tasks))
+    own = {"engine": {"device": "cpu", "threads": 1}, "node": {"runtimes": ["process"]}}
+    (directory / "polar.yaml").write_text(yaml.safe_dump(own))
+    document = {
+        "out": directory / "run",
+        "steps": 3,
+        "groups": 1,
+        "model": {"name": str(model), "device": "cpu"},
+        "optimizer": {"lr": 3e-3},
+        "objective": {"max_staleness": 1},
+        "checkpoint": {"every": 1},
+        "rollouts": {
+            "tasks": [directory / "tasks.yaml"],
+            "samples": 4,
+            "concurrency": 4,
+            "config": directory / "polar.yaml",
+            **rollouts,
+        },
+    }
+    return GrpoSettings.model_validate(document)
 
 
 def quiet() -> Console:

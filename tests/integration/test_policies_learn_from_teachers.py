@@ -102,9 +102,9 @@ def test_the_policys_divergence_from_its_teacher_falls(tmp_path: Path, teacher_m
     objective = ObjectiveSettings(name="distill", teacher=asked)
     limits, optimizer = DivergenceLimits(), OptimizerSettings(lr=6e-3)
     found, exact = [], []
-    with in_thread("the teacher", connected_teacher(asked, tmp_path, policy, ignore)) as engine:
+    with in_thread("the teacher", connected_teacher(asked, tmp_path, policy.directory, ignore)) as engine:
         loss = partial(policy_loss, settings=objective)
-        learner = Learner(policy, loss, optimizer, limits, STEPS, reference=engine.logprobs)
+        learner = Learner(policy, loss, optimizer, limits, STEPS, teacher=engine.logprobs)
         for step in range(STEPS):
             group = sampled(policy, step)
             made = material([group], objective, BatchSettings(), PolicyVersions(0))
@@ -130,8 +130,8 @@ def test_a_run_starts_the_teacher_that_it_names(tmp_path: Path, teacher_model: P
 
 
 def test_a_teacher_with_another_tokenizer_is_refused(tmp_path: Path, url: str) -> None:
-    policy = load_policy(ModelSettings(name=str(write_tiny_llama(tmp_path / "model")), device="cpu"))
-    file = tmp_path / "model" / "tokenizer.json"
+    model = write_tiny_llama(tmp_path / "model")
+    file = model / "tokenizer.json"
     # One control token more is enough.
     tokenizer = json.loads(file.read_text())
     last = tokenizer["added_tokens"][-1]
@@ -139,7 +139,7 @@ def test_a_teacher_with_another_tokenizer_is_refused(tmp_path: Path, url: str) -
     file.write_text(json.dumps(tokenizer))
 
     async def connect() -> None:
-        async with connected_teacher(TeacherSettings(url=url), tmp_path, policy, ignore):
+        async with connected_teacher(TeacherSettings(url=url), tmp_path, model, ignore):
             pass
 
     with pytest.raises(InvalidInput, match="has another tokenizer than the policy"):

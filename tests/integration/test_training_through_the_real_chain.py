@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-import yaml
 
 from polar.models.task import RunKind
 from polar.models.views import RunView
@@ -20,51 +18,9 @@ from polar.training.run import train
 from polar.training.settings import GrpoSettings
 from polar.training.sources import Recordings
 from tests.fakes.tiny_llama import write_tiny_llama
-from tests.fakes.training_runs import quiet
-from tests.systems import ASK
+from tests.fakes.training_runs import quiet, rolled_out
 
 pytestmark = [pytest.mark.model, pytest.mark.xdist_group("model")]
-
-GRADE = r"""
-letters=$(tr -cd 'a-z' < answer.txt | wc -c)
-all=$(wc -c < answer.txt)
-reward "$(awk "BEGIN { print $letters / ($all + 1) }")"
-"""
-"""The share of small letters: any answer gets another reward, and more of them is something to learn."""
-
-
-def run_settings(model: Path, directory: Path, **rollouts: Any) -> GrpoSettings:
-    tasks = [
-        {
-            "id": f"say-{number}",
-            "instruction": f"Say {number}.",
-            "harness": {"name": "shell", "options": {"command": ASK}},
-            "runtime": "process",
-            "evaluator": {"name": "command", "options": {"command": GRADE}},
-            "sampling": {"max_tokens": 12},
-        }
-        for number in range(3)
-    ]
-    (directory / "tasks.yaml").write_text(yaml.safe_dump(tasks))
-    own = {"engine": {"device": "cpu", "threads": 1}, "node": {"runtimes": ["process"]}}
-    (directory / "polar.yaml").write_text(yaml.safe_dump(own))
-    document = {
-        "out": directory / "run",
-        "steps": 3,
-        "groups": 1,
-        "model": {"name": str(model), "device": "cpu"},
-        "optimizer": {"lr": 3e-3},
-        "objective": {"max_staleness": 1},
-        "checkpoint": {"every": 1},
-        "rollouts": {
-            "tasks": [directory / "tasks.yaml"],
-            "samples": 4,
-            "concurrency": 4,
-            "config": directory / "polar.yaml",
-            **rollouts,
-        },
-    }
-    return GrpoSettings.model_validate(document)
 
 
 def objective(settings: GrpoSettings, made: Material, weights: Path | None) -> float:
@@ -81,7 +37,7 @@ def test_a_run_improves_its_objective_and_goes_on_with_what_is_in_flight(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     model = write_tiny_llama(tmp_path / "model", max_position_embeddings=1024)
-    settings = run_settings(model, tmp_path)
+    settings = rolled_out(model, tmp_path)
     train(settings.model_copy(update={"steps": 2}), quiet())
     kept = train(settings, quiet())
 

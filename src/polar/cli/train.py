@@ -31,6 +31,10 @@ Sync = Annotated[
         "--sync", help="Alternate between rollouts and training, instead of sampling while training."
     ),
 ]
+Processes = Annotated[
+    int,
+    typer.Option(min=1, metavar="N", help="Number of processes on this machine to train with, one per GPU."),
+]
 
 
 def train(
@@ -40,6 +44,7 @@ def train(
     seconds: Seconds = None,
     seed: Seed = None,
     sync: Sync = False,
+    processes: Processes = 1,
 ) -> None:
     """Train a policy.
 
@@ -55,6 +60,10 @@ def train(
 
       polar train examples/grpo-pi/tiny.yaml
       polar train sft sft.yaml --out runs/warm-start
+
+      polar train run.yaml --processes 8
+
+      torchrun --nproc-per-node 8 -m polar train run.yaml
     """
     path, is_sft = _path(run)
     try:
@@ -76,7 +85,7 @@ def train(
         settings = settings.model_copy(update={"rollouts": in_turns})
     log_to_file(settings.out / "train.log", "info")
     try:
-        kept = carry_out(settings, console(stderr=True))
+        kept = carry_out(settings, console(stderr=True), processes)
     except KeyboardInterrupt:
         say("stopped; run the same command to resume after the last checkpoint")
         raise typer.Exit(INTERRUPTED) from None

@@ -20,6 +20,8 @@ from polar.files import atomic_directory
 WEIGHTS = "weights"
 """Directory in a checkpoint that `from_pretrained` reads, with weights or adapter."""
 STATE = "state.pt"
+RANKS = "ranks"
+"""Directory in a checkpoint with what each rank has written; any number of ranks resumes from it."""
 _NAME = re.compile(r"step-(\d{6,})")
 
 
@@ -37,8 +39,21 @@ class Checkpoint:
     def state(self) -> dict[str, Any]:
         """Load the state given to `write`. Only tensors and plain values are read, so that no file can run
         code."""
+        return self._load(self.path / STATE)
+
+    def parts(self) -> list[dict[str, Any]]:
+        """What each rank has written, in the order of ranks. Tensors are read when they are used."""
+        found = [self._load(path) for path in sorted((self.path / RANKS).glob("*.pt"))]
+        if not found:
+            raise PolarError(
+                f"{self.path}: the checkpoint has no optimizer, as of an earlier version",
+                hint="begin another run with its weights as model.start",
+            )
+        return found
+
+    def _load(self, path: Path) -> dict[str, Any]:
         try:
-            state: dict[str, Any] = torch.load(self.path / STATE, weights_only=True, map_location="cpu")
+            state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
         except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
             raise PolarError(
                 f"{self.path}: the checkpoint cannot be read: {error}",
@@ -62,17 +77,23 @@ def checkpoints(directory: Path) -> list[Checkpoint]:
 
 
 def write(
-    directory: Path, step: int, save_weights: Callable[[Path], None], state: dict[str, Any], keep: int
+    directory: Path, step: int, save: Callable[[Path], None], state: dict[str, Any], keep: int
 ) -> Checkpoint:
     """Write a checkpoint under a temporary name, give it its own, and remove all but the last ones."""
     made = Checkpoint(directory / f"step-{step:06d}", step)
     with atomic_directory(made.path, durable=True) as part:
-        save_weights(part / WEIGHTS)
+        save(part)
         torch.save(state, part / STATE)
         shutil.rmtree(made.path, ignore_errors=True)
     for old in checkpoints(directory)[:-keep]:
         shutil.rmtree(old.path)
     return made
+
+
+def write_part(directory: Path, rank: int, state: dict[str, Any]) -> None:
+    """Write what one rank has of a checkpoint."""
+    directory.mkdir(exist_ok=True)
+    torch.save(state, directory / f"{rank:05d}.pt")
 
 
 def random_state() -> dict[str, Any]:

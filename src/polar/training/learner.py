@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -13,16 +14,21 @@ import torch
 from torch import Tensor
 
 from polar.errors import PolarError
+from polar.training import checkpoint
+from polar.training.checkpoint import Checkpoint
+from polar.training.dealing import Dealt, deal
 from polar.training.head import to_device
-from polar.training.material import Material, PolicyVersions
+from polar.training.material import Material
 from polar.training.objective import Loss, Measured
 from polar.training.policy import TrainerPolicy
+from polar.training.ranks import Collective, Pair
 from polar.training.settings import ADAPTER_LR, FULL_LR, DivergenceLimits, OptimizerSettings
-from polar.trajectory.packing.batch import Batch
+from polar.training.sharding import optimizer_part, restore_optimizer, whole
+from polar.trajectory.packing.batch import Batch, Floats
 
 LossOf = Callable[[Batch, Measured], Loss]
-Reference = Callable[[Sequence[Batch]], list[Tensor]]
-"""Logprobs of the terms of each batch under another policy."""
+ScoresOf = Callable[[Sequence[Batch]], list[Floats]]
+"""Logprobs of the terms of each batch under a policy that is elsewhere."""
 
 
 class Diverged(PolarError):
@@ -49,14 +55,17 @@ class Learner:
         limits: DivergenceLimits,
         steps: int,
         *,
-        reference: Reference | None = None,
+        has_reference: bool = False,
+        teacher: ScoresOf | None = None,
     ) -> None:
-        """`reference` computes the logprobs of the policy that the KL divergence is taken to."""
+        """The KL divergence is taken to the initial policy, or to the teacher, whom only rank 0 has."""
         self.policy = policy
+        self._ranks = policy.ranks
         self._loss = loss
         self._settings = settings
         self._limits = limits
-        self._reference = reference
+        self._has_reference = has_reference
+        self._teacher = teacher
         self.lr = settings.lr or (ADAPTER_LR if policy.is_adapter else FULL_LR)
         """The learning rate after warm-up."""
         self._optimizer = torch.optim.AdamW(
@@ -70,15 +79,18 @@ class Learner:
         self._steps = 0
 
     def learn(self, material: Material) -> dict[str, float]:
-        """Make the step's updates, one per minibatch and pass; a step without a trained token makes none.
+        """Make the step's updates with rank 0's material, one per minibatch and pass; a step without a
+        trained token makes none.
 
         Numbers are means over the minibatches of the last pass.
         """
-        numbers = {"lr": self.lr * self._share(self._steps)}
+        known = self._known(material)
+        self._ranks.order(Collective.LEARN)
+        dealt = deal(known, self._ranks, self.policy.pairs_per_token)
+        numbers = {"lr": self.lr * self._share(self._steps)} | dealt.numbers
         for parameters in self._optimizer.param_groups:
             parameters["lr"] = numbers["lr"]
-        parts = [[batch for batch in one.batches if len(batch.terms)] for one in material.minibatches]
-        minibatches = self._prepare([part for part in parts if part], material.versions)
+        minibatches = self._prepare(dealt.minibatches)
         for _ in range(self._settings.updates if minibatches else 0):
             found = [self._update(batches) for batches in minibatches]
             names = dict.fromkeys(name for one in found for name in one)
@@ -87,27 +99,48 @@ class Learner:
         return numbers
 
     def state(self) -> dict[str, Any]:
-        return {"optimizer": self._optimizer.state_dict(), "steps": self._steps}
+        return {"steps": self._steps}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        self._optimizer.load_state_dict(state["optimizer"])
-        # The state includes the settings it was made with; the current ones apply.
-        for parameters in self._optimizer.param_groups:
-            parameters.update(betas=self._settings.betas, weight_decay=self._settings.weight_decay)
-        self._steps = state["steps"]
+    def keep(self, directory: Path) -> None:
+        """Write every rank's part of the optimizer's state, and its random generators."""
+        self._ranks.order(Collective.KEEP, directory)
+        optimizer = optimizer_part(self._optimizer, self.policy.trained)
+        part = {"optimizer": optimizer, "random": checkpoint.random_state()}
+        checkpoint.write_part(directory, self._ranks.rank, part)
+        self._ranks.wait()
 
-    def _prepare(
-        self, minibatches: Sequence[Sequence[Batch]], versions: PolicyVersions
-    ) -> list[list[Prepared]]:
+    def restore(self, found: Checkpoint) -> None:
+        """Take this rank's part of a checkpoint that any number of ranks has written."""
+        self._steps = found.state()["learner"]["steps"]
+        parts = found.parts()
+        restore_optimizer(self._optimizer, self.policy.trained, [part["optimizer"] for part in parts])
+        if self._ranks.rank < len(parts):
+            checkpoint.restore_random(parts[self._ranks.rank]["random"])
+
+    def _known(self, material: Material) -> list[list[Dealt]]:
+        """What there is to deal. A teacher is asked for all ranks, which wait without a deadline so far."""
+        parts = [[batch for batch in one.batches if len(batch.terms)] for one in material.minibatches]
+        batches = [batch for part in parts for batch in part]
+        ages = (material.versions.staleness(batch.terms.versions) for batch in batches)
+        scores = self._teacher(batches) if self._teacher else [None] * len(batches)
+        known = map(Dealt, batches, ages, scores)
+        return [list(islice(known, len(part))) for part in parts if part]
+
+    def _prepare(self, minibatches: Sequence[Sequence[Dealt]]) -> list[list[Prepared]]:
         """Compute what stays the same in all of the step's updates, before the first."""
-        batches = [batch for minibatch in minibatches for batch in minibatch]
+        dealt = [one for minibatch in minibatches for one in minibatch]
         # The policy before the only update is the one that it measures.
         has_old = self._settings.updates * len(minibatches) > 1
-        olds = [self.policy.logprobs(batch) if has_old else None for batch in batches]
-        references = self._reference(batches) if self._reference else [None] * len(batches)
-        ages = (to_device(versions.staleness(it.terms.versions), self.policy.device) for it in batches)
-        prepared = map(Prepared, batches, olds, references, ages)
+        olds = [self.policy.logprobs(one.batch) if has_old else None for one in dealt]
+        references = [self._reference(one) for one in dealt]
+        ages = (to_device(one.ages, self.policy.device) for one in dealt)
+        prepared = map(Prepared, (one.batch for one in dealt), olds, references, ages)
         return [list(islice(prepared, len(minibatch))) for minibatch in minibatches]
+
+    def _reference(self, dealt: Dealt) -> Tensor | None:
+        if self._has_reference:
+            return self.policy.reference_logprobs(dealt.batch)
+        return None if dealt.scores is None else to_device(dealt.scores, self.policy.device)
 
     def _update(self, batches: Sequence[Prepared]) -> dict[str, float]:
         losses: list[Loss] = []
@@ -116,12 +149,23 @@ class Learner:
             loss = self._loss(one.batch, measured)
             loss.value.backward()
             losses.append(replace(loss, value=loss.value.detach()))
-        norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters, self._settings.max_grad_norm)
-        numbers = _numbers(losses, norm, sum(len(one.batch.terms) for one in batches))
+        norm = whole(torch.nn.utils.clip_grad_norm_(self.policy.parameters, self._settings.max_grad_norm))
+        numbers = self._numbers(losses, norm, sum(len(one.batch.terms) for one in batches))
         self._check(numbers)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         return numbers
+
+    def _numbers(self, losses: Sequence[Loss], norm: Tensor, terms: int) -> dict[str, float]:
+        """Sum losses over all ranks, and average other numbers over the terms that they are of."""
+        totals, partial = _read(losses, norm)
+        once = float(self._ranks.leads)
+        counts = {"loss": once, "grad_norm": once}
+        sums = {name: (total, counts.get(name, float(terms))) for name, total in totals.items()} | partial
+        if not self._ranks.leads:
+            # It is of all ranks already.
+            del sums["grad_norm"]
+        return {name: total / count for name, (total, count) in self._ranks.add_up(sums).items() if count}
 
     def _check(self, numbers: dict[str, float]) -> None:
         """Raise before an update that would spoil the weights."""
@@ -133,18 +177,21 @@ class Learner:
                 raise Diverged(f"{name} is {numbers[name]:.4g}, above its limit of {limit:g}")
 
 
-def _numbers(losses: Sequence[Loss], norm: Tensor, terms: int) -> dict[str, float]:
-    """Sum losses and average other numbers over terms. Synchronises with the GPU once."""
-    sums = {name: torch.stack([loss.sums[name].float() for loss in losses]).sum() for name in losses[0].sums}
-    totals = {"loss": torch.stack([loss.value for loss in losses]).sum(), "grad_norm": norm} | sums
-    pairs = [
-        torch.stack([loss.partial_sums[name] for loss in losses]).sum(0) for name in losses[0].partial_sums
-    ]
-    together = torch.cat([torch.stack([total.double() for total in totals.values()]), *pairs]).tolist()
-    found = dict(zip(totals, together, strict=False))
-    numbers = {name: value / terms if name in sums else value for name, value in found.items()}
-    of_some = zip(losses[0].partial_sums, *(together[len(totals) + at :: 2] for at in (0, 1)), strict=True)
-    return numbers | {name: total / count for name, total, count in of_some if count}
+def _read(losses: Sequence[Loss], norm: Tensor) -> tuple[dict[str, float], dict[str, Pair]]:
+    """Sums over all terms, and pairs of those over some. Synchronises with the GPU once."""
+    sums = [{name: total.float() for name, total in loss.sums.items()} for loss in losses]
+    totals = {"loss": torch.stack([loss.value for loss in losses]).sum(), "grad_norm": norm} | _add(sums)
+    pairs = _add([loss.partial_sums for loss in losses])
+    together = torch.cat([torch.stack([total.double() for total in totals.values()]), *pairs.values()])
+    found = iter(together.tolist())
+    ours = dict(zip(totals, islice(found, len(totals)), strict=True))
+    return ours, dict(zip(pairs, zip(found, found, strict=True), strict=True))
+
+
+def _add(sums: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Add what has one name; a batch that nothing is learnt from lacks some."""
+    names = dict.fromkeys(name for one in sums for name in one)
+    return {name: torch.stack([one[name] for one in sums if name in one]).sum(0) for name in names}
 
 
 def _schedule(settings: OptimizerSettings, steps: int) -> Callable[[int], float]:

@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ from polar.training.learner import Diverged, Learner
 from polar.training.material import Material, PolicyVersions
 from polar.training.metrics import GpuUsage, RunOnServer, Write
 from polar.training.policy import TrainerPolicy
+from polar.training.ranks import Collective, Ranks
 from polar.training.settings import RunSettings
 from polar.training.sources import MaterialSource
 
@@ -104,9 +106,8 @@ class Training:
         state = found.state()
         self.step = found.step
         self.versions = PolicyVersions(0, kept=state["version"])
-        self.learner.restore(state["learner"])
         self.source.restore(state["source"])
-        checkpoint.restore_random(state["random"])
+        self.learner.restore(found)
 
     def _held_out(self, *, is_last: bool) -> dict[str, float]:
         return self.held_out(self.step, is_last) if self.held_out else {}
@@ -115,11 +116,34 @@ class Training:
         state: dict[str, Any] = {
             "learner": self.learner.state(),
             "source": self.source.state(),
-            "random": checkpoint.random_state(),
             "version": self.versions.reached,
         }
-        save = self.learner.policy.save
+
+        def save(into: Path) -> None:
+            self.learner.policy.save(into / checkpoint.WEIGHTS)
+            self.learner.keep(into / checkpoint.RANKS)
+
         return checkpoint.write(self.directory, self.step, save, state, self.settings.checkpoint.keep)
+
+
+def follow(begin: Callable[[Checkpoint | None], Learner], ranks: Ranks) -> None:
+    """As another rank than 0, take part in what rank 0's loop orders, until it ends."""
+    order, argument = ranks.next_order()
+    if order is Collective.END:
+        return
+    learner = begin(argument)
+    while True:
+        match ranks.next_order():
+            case Collective.LEARN, _:
+                # Rank 0 has diverged by the same numbers, and says so.
+                with suppress(Diverged):
+                    learner.learn(Material(()))
+            case Collective.GATHER, precision:
+                learner.policy.gather(precision)
+            case Collective.KEEP, directory:
+                learner.keep(directory)
+            case _:
+                return
 
 
 def _log_numbers(step: int, material: Material) -> dict[str, float]:

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import register_fsdp_forward_method
 from torch.overrides import TorchFunctionMode
 
 from polar.app.weights import SharedWeights
@@ -26,8 +28,10 @@ from polar.engines.transfer import Share
 from polar.errors import InvalidInput, NotInstalled
 from polar.training.head import Manner, score, to_device
 from polar.training.linear_attention import LINEAR, StateTree, gated_delta_nets, has_kernels
+from polar.training.ranks import Collective, Ranks
 from polar.training.routing import RoutingReplay
 from polar.training.settings import Lora, ModelSettings
+from polar.training.sharding import shard, whole
 from polar.training.weight_files import write_weights
 from polar.trajectory.packing.batch import BLOCK, Batch, block_mask_of, dense_mask
 
@@ -47,7 +51,10 @@ FLEX = "flex_attention"
 BLOCKS = "polar_blocks"
 """FlexAttention under a name of ours."""
 Placement = tuple[torch.device, str]
-"""The device that a model is loaded to, and how it computes attention there."""
+"""The device that a model is loaded to, and how it computes attention there. Loaded to META, it has shapes
+and no weights."""
+CPU, META = torch.device("cpu"), torch.device("meta")
+_ALONE = Ranks()
 PRECISIONS = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 
 
@@ -59,12 +66,15 @@ class TrainerPolicy:
         model: Any,
         directory: Path,
         settings: ModelSettings,
+        device: torch.device,
+        ranks: Ranks,
         *,
         temperature: float = 1.0,
         most_tokens: int = 16_384,
         is_packed: bool = True,
         has_reference: bool = False,
     ) -> None:
+        self.ranks = ranks
         self.model = model
         """A transformers model, or a `peft` model around one."""
         self.directory = directory
@@ -72,7 +82,7 @@ class TrainerPolicy:
         self._causal = model.get_base_model() if settings.lora else model
         self.is_adapter = settings.lora is not None
         """Whether an adapter is trained, and the model's own weights stay."""
-        self._device = next(model.parameters()).device
+        self._device = device
         self._dtype = _dtype_of(settings, self._device)
         self._manner = Manner(self._dtype, settings.chunk, temperature)
         self._granule = _granule(most_tokens)
@@ -81,7 +91,8 @@ class TrainerPolicy:
         self._reference = self._frozen_copy(settings) if has_reference else None
         if is_packed:
             self._check_layers(most_tokens)
-        self._check_head()
+        if next(model.parameters()).device != META:
+            self._check_head()
         models = [model for model in (self._causal, self._reference) if model is not None]
         self._states: StateTree | None = None
         if is_packed and gated_delta_nets(self._causal):
@@ -91,9 +102,23 @@ class TrainerPolicy:
             self._routing = RoutingReplay(models)
 
     @property
+    def trained(self) -> dict[str, nn.Parameter]:
+        """The trained parameters by name; of several ranks, this one's rows of them."""
+        named = self.model.named_parameters()
+        return {name: parameter for name, parameter in named if parameter.requires_grad}
+
+    @property
     def parameters(self) -> list[nn.Parameter]:
         """The trained parameters."""
-        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        return list(self.trained.values())
+
+    @property
+    def pairs_per_token(self) -> float:
+        """How many pairs of tokens that attend to each other cost as much as all else that a token costs.
+
+        A layer of width w has about 12 w² weights, at two operations each, and 4 w operations for a pair.
+        """
+        return float(6 * self._causal.config.get_text_config().hidden_size)
 
     @property
     def device(self) -> torch.device:
@@ -101,26 +126,41 @@ class TrainerPolicy:
 
     def measure(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return each term's logprob, and the entropy of its distribution."""
-        return self._measure(self._causal, batch)
+        return self._measured(self._causal, batch)
 
     def logprobs(self, batch: Batch) -> Tensor:
         """Each term's logprob, without gradients."""
         with torch.no_grad():
-            return self._measure(self._causal, batch)[0]
-
-    def references(self, batches: Iterable[Batch]) -> list[Tensor]:
-        """Each term's logprob under the initial policy, by batch."""
-        return [self.reference_logprobs(batch) for batch in batches]
+            return self._measured(self._causal, batch)[0]
 
     def reference_logprobs(self, batch: Batch) -> Tensor:
         """Each term's logprob under the initial policy."""
         without_adapter = nullcontext() if self._reference is not None else self.model.disable_adapter()
         with torch.no_grad(), without_adapter:
-            return self._measure(self._reference or self._causal, batch)[0]
+            return self._measured(self._reference or self._causal, batch)[0]
+
+    def shard(self) -> None:
+        """Spread the weights over all ranks."""
+        for causal in filter(None, (self._causal, self._reference)):
+            shard(causal, _layers(causal), self._device)
+            # All that a pass computes belongs to it, also what is made of the last layer's weights.
+            causal.measured = partial(self._measure, causal)
+            register_fsdp_forward_method(causal, "measured")
+
+    def gather(self, precision: torch.dtype | None = None) -> dict[str, Tensor]:
+        """Bring the weights, or the adapter, to rank 0's main memory, tensor by tensor."""
+        self.ranks.order(Collective.GATHER, precision)
+        found = {}
+        for name, tensor in self._own_tensors(precision):
+            gathered = whole(tensor)
+            if self.ranks.leads:
+                found[name] = gathered.to(CPU)
+        return found
 
     def save(self, directory: Path) -> None:
         """Write the weights, or the adapter alone, as `from_pretrained` reads them."""
-        self.model.save_pretrained(directory)
+        gathered = self.gather() if self.ranks.size > 1 else None
+        self.model.save_pretrained(directory, state_dict=gathered)
         self._add_tokenizer(directory)
 
     def export(self, directory: Path) -> None:
@@ -145,14 +185,23 @@ class TrainerPolicy:
         """All weights in the engines' precision, named and split as in checkpoints."""
         from transformers.core_model_loading import revert_weight_conversion
 
-        untied: dict[tuple[int, torch.Size], tuple[str, Tensor]] = {}
+        if self.ranks.size > 1:
+            tensors = self.gather(self._dtype)
+        else:
+            tensors = dict(self._own_tensors(self._dtype, copy=copy))
+        return dict(revert_weight_conversion(self.model, tensors))
+
+    def _own_tensors(
+        self, precision: torch.dtype | None, *, copy: bool = False
+    ) -> Iterator[tuple[str, Tensor]]:
+        """What is not tied to another tensor, and of a model with an adapter what is trained."""
+        names = {name for name, _ in chain(self.model.named_parameters(), self.model.named_buffers())}
+        if self.is_adapter:
+            names = set(self.trained)
         for name, tensor in self.model.state_dict().items():
-            untied.setdefault((tensor.data_ptr(), tensor.shape), (name, tensor))
-        rounded = {
-            name: tensor.to(self._dtype if tensor.is_floating_point() else tensor.dtype, copy=copy)
-            for name, tensor in untied.values()
-        }
-        return dict(revert_weight_conversion(self.model, rounded))
+            if name in names:
+                is_rounded = precision is not None and tensor.is_floating_point()
+                yield name, tensor.to(precision if is_rounded else tensor.dtype, copy=copy)
 
     def _write(self, directory: Path, tensors: Mapping[str, Tensor]) -> None:
         self.model.config.save_pretrained(directory)
@@ -166,6 +215,12 @@ class TrainerPolicy:
                 copied = directory / file.relative_to(self.directory)
                 copied.parent.mkdir(exist_ok=True)
                 shutil.copy(file, copied)
+
+    def _measured(self, causal: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+        found: tuple[Tensor, Tensor] = (
+            self._measure(causal, batch) if self.ranks.size == 1 else causal.measured(batch)
+        )
+        return found
 
     def _measure(self, causal: Any, batch: Batch) -> tuple[Tensor, Tensor]:
         # A token that several rows train is computed once and stands in several terms.
@@ -242,7 +297,7 @@ class TrainerPolicy:
                 f"model {self.directory.name}: its last layer is more than one matrix of weights",
                 hint="no bias, adapter or quantised form of it is trained; see model.lora.targets",
             )
-        ids = torch.tensor([PROBE], device=self._device)
+        ids = torch.tensor([PROBE], device=head.weight.device)
         with torch.no_grad(), self._precision(), _plain_attention(self._causal):
             whole = self._causal(input_ids=ids, use_cache=False).logits.float()
             hidden = self._causal.base_model(input_ids=ids, use_cache=False).last_hidden_state
@@ -275,8 +330,9 @@ def load_policy(
     most_tokens: int = 16_384,
     is_packed: bool = True,
     has_reference: bool = False,
+    ranks: Ranks = _ALONE,
 ) -> TrainerPolicy:
-    """Load the model, with a checkpoint's weights or those of the settings.
+    """Load the model, with a checkpoint's weights or those of the settings. All ranks do so together.
 
     `most_tokens` is the largest batch, `is_packed` whether batches may have several traces.
     """
@@ -286,7 +342,9 @@ def load_policy(
     dtype = _dtype_of(settings, device)
     # What is computed in float64 is to check everything else, FlexAttention's kernels among it.
     has_blocks = device.type == "cuda" and is_packed and dtype is not torch.float64
-    place: Placement = (device, FLEX if has_blocks else "sdpa")
+    # Of several ranks one has all weights, and never on its GPU.
+    home = device if ranks.size == 1 else CPU if ranks.leads else META
+    place: Placement = (home, FLEX if has_blocks else "sdpa")
     model = (
         _add_adapter(settings.lora, directory, start, place, dtype)
         if settings.lora
@@ -313,14 +371,20 @@ def load_policy(
         model,
         directory,
         settings,
+        device,
+        ranks,
         temperature=temperature,
         most_tokens=most_tokens,
         is_packed=is_packed,
         has_reference=has_reference,
     )
-    if weights is not None and start != weights:
+    if weights is not None and start != weights and ranks.leads:
         # The reference is what the run began with, so that is loaded first.
         _replace(policy, weights)
+    if ranks.size > 1:
+        # Until rank 0 has read its files, the others have nothing to do.
+        ranks.wait()
+        policy.shard()
     if settings.compile:
         for layer in _layers(model):
             layer.compile()
@@ -350,8 +414,12 @@ def _load(directory: Path, place: Placement, dtype: torch.dtype = torch.float32)
     if not (directory / "config.json").is_file():
         raise InvalidInput(f"{directory}: holds no model", hint="to begin with an adapter, set model.lora")
     try:
+        config = AutoConfig.from_pretrained(directory)
         if attention == FLEX:
-            attention = block_attention(AutoConfig.from_pretrained(directory))
+            attention = block_attention(config)
+        if device == META:
+            with device:
+                return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
         model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation=attention)
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
@@ -439,8 +507,8 @@ def _dtype_of(settings: ModelSettings, device: torch.device) -> torch.dtype:
 
 def _layers(model: Any) -> list[nn.Module]:
     """The layers that a transformer repeats: compiled once, each of them runs the same code."""
-    lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
-    return max(lists, key=len, default=[])
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    return list(max(lists, key=lambda layers: sum(one.numel() for one in layers.parameters()), default=[]))
 
 
 def _granule(most_tokens: int) -> int:

@@ -16,18 +16,21 @@ from polar.app.stack import Say
 from polar.app.weights import EngineWeights, forget_shared
 from polar.client import AsyncClient, Client
 from polar.engines import nccl
+from polar.engines.embedded.weights import ensure_model
 from polar.engines.transfer import Share, SharedTensors
 from polar.errors import InvalidInput
 from polar.models.task import TaskSpec
 from polar.tasksets.files import load_tasks
+from polar.telemetry.logs import log_to_file
 from polar.training import checkpoint
 from polar.training.checkpoint import Checkpoint
 from polar.training.in_thread import in_thread
-from polar.training.learner import Learner, LossOf, Reference
-from polar.training.loop import CHECKPOINTS, HeldOutNumbers, Nowhere, Training, WeightSink
+from polar.training.learner import Learner, LossOf, ScoresOf
+from polar.training.loop import CHECKPOINTS, HeldOutNumbers, Nowhere, Training, WeightSink, follow
 from polar.training.metrics import RunOnServer, board
 from polar.training.objective import likelihood_loss, policy_loss
 from polar.training.policy import load_policy
+from polar.training.ranks import Collective, Ranks, are_several, joined, summoned
 from polar.training.rollouts import HeldOut, RolloutSource
 from polar.training.settings import GrpoSettings, Pack, RolloutSettings, RunSettings, SftSettings
 from polar.training.sources import Dataset, MaterialSource, Recordings
@@ -41,32 +44,57 @@ log = logging.getLogger(__name__)
 
 TURN_SECONDS = 0.0005
 """Maximum interpreter time slice of server or trainer while the other waits, a tenth of Python's default."""
+_ALONE = Ranks()
 BESIDE_TRAINER = 0.4
 """Fraction of GPU memory for a vLLM beside the trainer."""
 
 
-def train(settings: RunSettings, console: Console) -> Checkpoint:
-    """Train to the last step; return the last checkpoint."""
+def train(settings: RunSettings, console: Console, processes: int = 1) -> Checkpoint:
+    """Train to the last step; return the last checkpoint. As another rank than 0, end the process instead."""
     require(settings.metrics)
+    if are_several(processes):
+        _check_transfer(settings)
+    with joined(settings, processes) as ranks:
+        if ranks.leads:
+            return _lead(settings, console, ranks)
+        _follow(settings, ranks)
+    raise SystemExit
+
+
+def _follow(settings: RunSettings, ranks: Ranks) -> None:
+    checkpoint.seed_all(settings.seed + ranks.rank)
+
+    def begin(found: Checkpoint | None) -> Learner:
+        learner = _learner(settings, found, ranks)
+        if found is not None:
+            learner.restore(found)
+        return learner
+
+    with ranks.reported():
+        follow(begin, ranks)
+
+
+def _lead(settings: RunSettings, console: Console, ranks: Ranks) -> Checkpoint:
     settings.out.mkdir(parents=True, exist_ok=True)
     if (done := checkpoint.latest(settings.out / CHECKPOINTS)) and done.step >= settings.steps:
         more = f"--steps {done.step + settings.steps}"
         console.print(f"finished: {done.step} steps are done; {more} trains on, --out DIR starts over")
         return done
-    with only_writer(settings.out, "train"), ExitStack() as stack:
-        training = assemble(settings, stack, lambda step: console.print(f"• {step}", markup=False))
+    with only_writer(settings.out, "train"), ExitStack() as stack, ranks.explained():
+        training = assemble(settings, stack, lambda step: console.print(f"• {step}", markup=False), ranks)
         shown = stack.enter_context(
             board(settings.metrics, settings.out, training.step, console, training.on_server)
         )
         return training.run(shown)
 
 
-def assemble(settings: RunSettings, stack: ExitStack, say: Say) -> Training:
+def assemble(settings: RunSettings, stack: ExitStack, say: Say, ranks: Ranks = _ALONE) -> Training:
     """Build all parts of a run from its last checkpoint; the stack closes them."""
     checkpoint.seed_all(settings.seed)
     found = checkpoint.latest(settings.out / CHECKPOINTS)
     supply = _supply(settings, stack, say)
-    learner = _learner(settings, found, stack, say)
+    teacher = _teacher(settings, stack, say)
+    learner = _learner(settings, found, ranks, teacher)
     if settings.optimizer.lr is None:
         what = "an adapter" if learner.policy.is_adapter else "all weights"
         say(f"the learning rate is {learner.lr:g}, for {what}; optimizer.lr names another")
@@ -79,6 +107,14 @@ def assemble(settings: RunSettings, stack: ExitStack, say: Say) -> Training:
         log.info("going on after step %d", found.step)
         training.resume(found)
     return training
+
+
+def _check_transfer(settings: RunSettings) -> None:
+    rollouts = settings.rollouts if isinstance(settings, GrpoSettings) else None
+    if rollouts is not None and rollouts.transfer != "files":
+        raise InvalidInput(
+            f"rollouts.transfer: {rollouts.transfer} is for a trainer of one process", hint="set it to files"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +174,19 @@ def _weights(settings: GrpoSettings, rollouts: RolloutSettings) -> Path | None:
     return rollouts.weights
 
 
-def _learner(settings: RunSettings, found: Checkpoint | None, stack: ExitStack, say: Say) -> Learner:
+def _teacher(settings: RunSettings, stack: ExitStack, say: Say) -> ScoresOf | None:
+    """Connect to the teacher, if there is one, which rank 0 alone asks."""
+    if not isinstance(settings, GrpoSettings) or (asked := settings.objective.teacher) is None:
+        return None
+    context = connected_teacher(asked, settings.out, ensure_model(settings.model.name), say)
+    return stack.enter_context(in_thread("the teacher", context)).logprobs
+
+
+def _learner(
+    settings: RunSettings, found: Checkpoint | None, ranks: Ranks, teacher: ScoresOf | None = None
+) -> Learner:
+    """Load policy and optimizer, on all ranks."""
+    ranks.order(Collective.BEGIN, found)
     loss: LossOf = likelihood_loss
     temperature, has_reference = 1.0, False
     if isinstance(settings, GrpoSettings):
@@ -151,12 +199,17 @@ def _learner(settings: RunSettings, found: Checkpoint | None, stack: ExitStack, 
         most_tokens=settings.batch.tokens,
         is_packed=settings.batch.pack is not Pack.ALONE,
         has_reference=has_reference,
+        ranks=ranks,
     )
-    reference: Reference | None = policy.references if has_reference else None
-    if isinstance(settings, GrpoSettings) and (asked := settings.objective.teacher):
-        context = connected_teacher(asked, settings.out, policy, say)
-        reference = stack.enter_context(in_thread("the teacher", context)).logprobs
-    return Learner(policy, loss, settings.optimizer, settings.limits, settings.steps, reference=reference)
+    return Learner(
+        policy,
+        loss,
+        settings.optimizer,
+        settings.limits,
+        settings.steps,
+        has_reference=has_reference,
+        teacher=teacher,
+    )
 
 
 @contextmanager
@@ -192,3 +245,14 @@ def _short_turns() -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(before)
+
+
+def main() -> None:
+    """Be a rank that another process has started for its run."""
+    with summoned() as (settings, ranks):
+        log_to_file(settings.out / "train.log", "info")
+        _follow(settings, ranks)
+
+
+if __name__ == "__main__":
+    main()

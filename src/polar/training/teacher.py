@@ -10,8 +10,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from polar.app.own_system import DATA
 from polar.app.stack import PROBE, Say, connect_engine
@@ -20,7 +18,6 @@ from polar.engines.base import Engine, EngineDown, ModelInfo
 from polar.errors import InvalidInput, retry_async
 from polar.models.completion import Ids
 from polar.rendering.tokenizer import read_tokenizer
-from polar.training.policy import TrainerPolicy
 from polar.training.settings import TeacherSettings
 from polar.trajectory.packing.batch import Batch, Floats
 
@@ -33,14 +30,13 @@ AT_ONCE = 32
 class Teacher:
     """The reference policy of the KL divergence, behind an engine that serves in another thread."""
 
-    def __init__(self, engine: Engine, model: ModelInfo, device: torch.device) -> None:
+    def __init__(self, engine: Engine, model: ModelInfo) -> None:
         self._engine = engine
         self._model = model
-        self._device = device
         self._loop = asyncio.get_running_loop()
         self._room = asyncio.Semaphore(AT_ONCE)
 
-    def logprobs(self, batches: Sequence[Batch]) -> list[Tensor]:
+    def logprobs(self, batches: Sequence[Batch]) -> list[Floats]:
         """Each term's logprob under the teacher; NaN beyond its context."""
         ended = EngineDown(f"the teacher {self._model.name} has ended", hint="the same command goes on")
         if self._loop.is_closed():
@@ -51,7 +47,7 @@ class Teacher:
             raise ended from None
         if missed := sum(int(np.isnan(scores).sum()) for scores in found):
             log.warning("%d tokens are beyond the teacher's context: it says nothing of them", missed)
-        return [torch.from_numpy(scores).to(self._device) for scores in found]
+        return found
 
     async def _score(self, batches: Sequence[Batch]) -> list[Floats]:
         return await asyncio.gather(*map(self._score_batch, batches))
@@ -83,15 +79,16 @@ def _path(batch: Batch, last: int) -> Ids:
 
 @asynccontextmanager
 async def connected_teacher(
-    settings: TeacherSettings, out: Path, policy: TrainerPolicy, say: Say
+    settings: TeacherSettings, out: Path, policy: Path, say: Say
 ) -> AsyncIterator[Teacher]:
-    """Connect to the teacher's engine, or start it, and check that it reads tokens as the policy does."""
+    """Connect to the teacher's engine, or start it, and check that it reads tokens as the model in the
+    directory `policy` does."""
     own = Settings(data_dir=out / DATA / "teacher", engine=settings)
     async with connect_engine(own, lambda said: say(f"teacher: {said}")) as engine:
         model = await engine.model_info()
-        await _check_tokenizer(engine, model, policy.directory)
+        await _check_tokenizer(engine, model, policy)
         say(f"the teacher is {model.name}")
-        yield Teacher(engine, model, policy.device)
+        yield Teacher(engine, model)
 
 
 async def _check_tokenizer(engine: Engine, model: ModelInfo, directory: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -226,13 +227,18 @@ def test_a_run_that_is_out_of_time_ends_after_a_step_and_goes_on_exactly(
 
 
 def test_going_on_takes_the_optimizer_s_settings_as_they_are_now(tiny_model: Path, tmp_path: Path) -> None:
-    train(settings(tiny_model, tmp_path, steps=1), quiet())
-    now: dict[str, Any] = {"lr": 1e-3, "betas": (0.5, 0.6), "weight_decay": 0.25}
-    with ExitStack() as stack:
-        training = assemble(settings(tiny_model, tmp_path, optimizer=now), stack, lambda _step: None)
-        assert training.step == 1
-        (group,) = training.learner.state()["optimizer"]["param_groups"]
-    assert (group["betas"], group["weight_decay"]) == ((0.5, 0.6), 0.25)
+    kept = train(settings(tiny_model, tmp_path, steps=1), quiet())
+    before, after = tensors(kept.weights), {}
+    now: dict[str, Any] = {"same": {}, "betas": {"betas": (0.5, 0.6)}, "decay": {"weight_decay": 0.25}}
+    for name, changed in now.items():
+        shutil.copytree(tmp_path / "run", tmp_path / name)
+        going = settings(
+            tiny_model, tmp_path, steps=2, out=tmp_path / name, optimizer={"lr": 1e-3, **changed}
+        )
+        after[name] = tensors(train(going, quiet()).weights)
+    assert any(not torch.equal(after["betas"][name], value) for name, value in after["same"].items())
+    for name, value in after["same"].items():
+        assert torch.allclose(after["decay"][name], value - 1e-3 * 0.25 * before[name], atol=1e-6)
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 2}], ids=["full", "adapter"])

@@ -20,6 +20,7 @@ from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from polar.training import policy as policies
 from polar.training.policy import TrainerPolicy, block_attention, load_policy
+from polar.training.ranks import Ranks
 from polar.training.settings import ModelSettings
 from polar.trajectory.packing.batch import Batch, Packing, TrainingRow, row
 from polar.trajectory.packing.pack import pack_alone, pack_sequences, pack_trees
@@ -149,7 +150,8 @@ def test_layers_of_full_attention_take_block_masks_in_between(
     directory = write_tiny_hybrid(tmp_path, family)
     attention = block_attention(AutoConfig.from_pretrained(directory))
     model = AutoModelForCausalLM.from_pretrained(directory, attn_implementation=attention)
-    blocks = TrainerPolicy(model, directory, ModelSettings(name=str(directory)), most_tokens=512)
+    own = ModelSettings(name=str(directory))
+    blocks = TrainerPolicy(model, directory, own, torch.device("cpu"), Ranks(), most_tokens=512)
     (batch,) = pack_trees(rows_of(MIXED), 1_000).batches
     dense = load(directory, precision="float32")
     torch.testing.assert_close(blocks.logprobs(batch), dense.logprobs(batch), rtol=1e-4, atol=1e-4)
