@@ -36,6 +36,7 @@ from polar.trajectory.learnable import (
     baselines,
     learnable,
     trained_tokens,
+    truncate,
 )
 from polar.trajectory.materialise import materialise
 
@@ -80,7 +81,7 @@ class ScoredSession(EndedSession):
         policy did not have.
         """
         fitting = (
-            _truncate(trace, response_tokens)
+            truncate(trace, response_tokens)
             for trace in self.traces
             if len(trace.prompt_ids) <= prompt_tokens
         )
@@ -283,10 +284,3 @@ def routes(trace: Trace | None, layers: int, experts: int) -> NDArray[np.int16]:
 def filling(token: int) -> tuple[list[int], list[int], list[int], list[float]]:
     """Return `response_lists` for a session with nothing to learn: two untrained tokens."""
     return [token], [token], [0], [0.0]
-
-
-def _truncate(trace: Trace, response_tokens: int) -> Trace:
-    arrays = ("response_ids", "loss_mask", "logprobs", "policy_versions")
-    routing = None if trace.routing is None else trace.routing[: len(trace.prompt_ids) + response_tokens]
-    kept = {name: getattr(trace, name)[:response_tokens] for name in arrays}
-    return replace(trace, **kept, routing=routing)

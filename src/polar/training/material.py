@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polar.models.trace import Trace, Trajectory
-from polar.training.settings import BatchSettings, Level, ObjectiveSettings, Pack
+from polar.training.settings import BatchSettings, Level, ObjectiveSettings, Pack, TooLong
 from polar.trajectory.group_tree import group_tree
 from polar.trajectory.learnable import (
     Baseline,
@@ -20,6 +20,8 @@ from polar.trajectory.learnable import (
     Group,
     baselines,
     learnable,
+    trained_tokens,
+    truncate,
 )
 from polar.trajectory.materialise import materialise
 from polar.trajectory.packing.batch import Floats, Packing, TrainingRow, row
@@ -104,7 +106,7 @@ def material(
     `seed` is the run's.
     """
     excluded: Counter[str] = Counter()
-    by_group = [list(_credit(group, objective, batch.tokens, versions, excluded, seed)) for group in groups]
+    by_group = [list(_credit(group, objective, batch, versions, excluded, seed)) for group in groups]
     credited = [one for group in by_group for one in group]
     sessions = [session for group in groups for session in group.samples]
     # Branches leave where somebody chose: their rewards are not those of the policy by itself.
@@ -179,7 +181,7 @@ class Credited:
 def _credit(
     group: Group,
     objective: ObjectiveSettings,
-    budget: int,
+    batch: BatchSettings,
     versions: PolicyVersions,
     excluded: Counter[str],
     seed: int,
@@ -202,17 +204,32 @@ def _credit(
                 excluded[Excluded.TRACES_EQUAL] += 1
                 continue
             whole = materialise(trajectory, ref)
-            if len(whole.prompt_ids) + len(whole.response_ids) > budget:
+            if is_over_budget(whole, batch):
                 excluded[Excluded.TRACES_OVER_BUDGET] += 1
                 continue
             is_stale = versions.staleness(whole.policy_versions) > objective.max_staleness
             learnt = learnable(whole, sample.recording, objective.temperature, excluded, is_stale)
-            if learnt.loss_mask.any():
+            kept = within_budget(learnt, batch, excluded)
+            if kept.loss_mask.any():
                 first = compared[credit.tree.sample_of(place)].result.session_id
                 lengths = [len(trajectory.segments[segment].ids) for segment in ref.trained]
                 numbers: Floats = np.zeros((2, len(whole.loss_mask)), np.float32)
                 numbers[:, whole.loss_mask == 1] = np.repeat(np.transpose(credits), lengths, axis=1)
-                yield Credited(f"{sample.result.session_id}/{index}", first, learnt, *numbers)
+                numbers = numbers[:, : len(kept.loss_mask)]
+                yield Credited(f"{sample.result.session_id}/{index}", first, kept, *numbers)
+
+
+def is_over_budget(trace: Trace, batch: BatchSettings) -> bool:
+    """Whether a trace is too long to train anything of it."""
+    least = len(trace.response_ids) if batch.overlong is TooLong.DROP else 1
+    return len(trace.prompt_ids) + least > batch.tokens
+
+
+def within_budget(trace: Trace, batch: BatchSettings, excluded: Counter[str]) -> Trace:
+    """Cut a trace to what fits a pass, and count the trained tokens beyond."""
+    kept = truncate(trace, batch.tokens - len(trace.prompt_ids))
+    excluded[Excluded.TOKENS_OVER_LENGTH] += trained_tokens(trace) - trained_tokens(kept)
+    return kept
 
 
 class _GroupCredit:

@@ -55,6 +55,15 @@ class Pack(StrEnum):
     than a batch, or with linear attention other than Gated DeltaNet."""
 
 
+class TooLong(StrEnum):
+    """What becomes of traces that are longer than a forward pass."""
+
+    DROP = "drop"
+    """They are left out."""
+    CUT = "cut"
+    """Their beginning is trained, in exactly its context, with the credit of the whole."""
+
+
 class Lora(Frozen):
     """Trains a low-rank adapter instead of all weights."""
 
@@ -341,8 +350,10 @@ class BatchSettings(Frozen):
     """Size of a forward pass."""
 
     tokens: int = Field(default=16_384, ge=2)
-    """Token budget of a forward pass; longer traces are excluded and counted."""
+    """Token budget of a forward pass."""
     pack: Pack = Pack.TREE
+    overlong: TooLong = TooLong.DROP
+    """What becomes of longer traces. What is left out is counted."""
 
 
 class CheckpointSettings(Frozen):

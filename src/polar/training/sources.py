@@ -12,7 +12,16 @@ import numpy as np
 from polar.errors import InvalidInput
 from polar.models.trace import Trace
 from polar.recordings.recording import DamagedRecording, decode, is_recording, read_head
-from polar.training.material import Credited, Material, PolicyVersions, material, pack, weighted_rows
+from polar.training.material import (
+    Credited,
+    Material,
+    PolicyVersions,
+    is_over_budget,
+    material,
+    pack,
+    weighted_rows,
+    within_budget,
+)
 from polar.training.settings import GrpoSettings, SftSettings
 from polar.trajectory.learnable import EndedSession, Excluded, Group
 
@@ -101,17 +110,17 @@ class Dataset(_ShuffledSource):
     def take(self, versions: PolicyVersions) -> Material:
         settings = self._settings
         chosen = [self._order.next() for _ in range(settings.rows)]
-        credited, too_long = [], 0
+        credited = []
+        excluded: Counter[str] = Counter()
         for place, number in enumerate(chosen):
             trace = self._traces[number]
             # A row that comes twice in a step keeps two names.
             name = f"{place}-{number}"
-            if len(trace.prompt_ids) + len(trace.response_ids) > settings.batch.tokens:
-                too_long += 1
-            elif trace.loss_mask.any():
-                credited.append(Credited(name, name, trace))
+            if is_over_budget(trace, settings.batch):
+                excluded[Excluded.TRACES_OVER_BUDGET] += 1
+            elif (kept := within_budget(trace, settings.batch, excluded)).loss_mask.any():
+                credited.append(Credited(name, name, kept))
         packing = pack(weighted_rows(credited, settings.level), settings.batch)
-        excluded = Counter[str]({Excluded.TRACES_OVER_BUDGET: too_long})
         return Material((packing,), {"rows": float(len(chosen))}, excluded)
 
 

@@ -62,7 +62,7 @@ class Excluded(StrEnum):
     TOKENS_UNROUTED = "tokens_unrouted"
     """In traces with unrecorded experts, while the trainer replays all."""
     TOKENS_OVER_LENGTH = "tokens_over_length"
-    """Beyond the longest prompt or response that the trainer takes."""
+    """Beyond the longest sequence, prompt or response that the trainer takes."""
 
 
 class Advantage(StrEnum):
@@ -234,6 +234,14 @@ def _is_sampled_at(temperature: float, completion: Completion, logprobs_mode: st
         # Logprobs are before temperature, or unknown.
         return False
     return (1.0 if used.temperature is None else used.temperature) == temperature
+
+
+def truncate(trace: Trace, response_tokens: int) -> Trace:
+    """The beginning of a trace: what is left stands in the same context as before."""
+    arrays = ("response_ids", "loss_mask", "logprobs", "policy_versions")
+    routing = None if trace.routing is None else trace.routing[: len(trace.prompt_ids) + response_tokens]
+    kept = {name: getattr(trace, name)[:response_tokens] for name in arrays}
+    return replace(trace, **kept, routing=routing)
 
 
 def trained_tokens(trace: Trace) -> int:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from polar.models.chat import Sampling
 from polar.training.material import Material, PolicyVersions, material
-from polar.training.settings import BatchSettings, GrpoSettings, Level, ObjectiveSettings
+from polar.training.settings import BatchSettings, GrpoSettings, Level, ObjectiveSettings, Pack, TooLong
 from polar.training.sources import Recordings
 from polar.trajectory.accounting import LOGPROB_TOLERANCE
 from polar.trajectory.learnable import Advantage, Baseline, EndedSession, Excluded, Group, baselines
@@ -103,6 +103,59 @@ def test_a_trace_over_the_budget_is_left_out_whole() -> None:
     found = made(group(([[10] * 50], *ANSWERS), (1.0, 0.0, 1.0)), tokens=20)
     assert (trained(found), left_out(found)) == (6, {Excluded.TRACES_OVER_BUDGET: 1})
     assert sum(batch.terms.weights.sum() for batch in found.packing.batches) == pytest.approx(1.0)
+
+
+@given(st.integers(3, 30), st.sampled_from(Pack), st.sampled_from(Level))
+def test_a_trace_that_is_cut_is_a_prefix_with_the_credit_of_the_whole(
+    tokens: int, pack: Pack, level: Level
+) -> None:
+    groups = [group(([[10, 11, 12, 13], [14, 15, 16]], [[20, 21]], [[30] * 9]), (1.0, 0.0, 0.3))]
+    settings, objective = BatchSettings(tokens=1000, pack=pack), ObjectiveSettings(level=level)
+    whole = material(groups, objective, settings, PolicyVersions(0))
+    cut = material(
+        groups,
+        objective,
+        settings.model_copy(update={"tokens": tokens, "overlong": TooLong.CUT}),
+        PolicyVersions(0),
+    )
+    seen, kept = contexts(whole), contexts(cut)
+    assert all(len(context) <= tokens for _, context in kept)
+    if tokens <= 3:
+        assert left_out(cut) == {Excluded.TRACES_OVER_BUDGET: 3}
+    else:
+        # Whatever fits is trained, in the same tokens and with the same advantage.
+        assert kept == {key: advantage for key, advantage in seen.items() if len(key[1]) <= tokens}
+        beyond = trained(whole) - trained(cut)
+        assert left_out(cut) == ({Excluded.TOKENS_OVER_LENGTH: beyond} if beyond else {})
+
+
+@pytest.mark.parametrize("level", Level)
+def test_a_trace_with_nothing_to_learn_before_its_cut_has_no_share(level: Level) -> None:
+    old, new = turns((1, 2), [[10, 11], [12]])
+    late = sample((old, replace(new, policy_versions=np.array([5], np.int32))), 1.0)
+    short = sample(turns((1, 2), [[20]], version=5), 0.0, number=1)
+    found = material(
+        [Group("task", (late, short))],
+        ObjectiveSettings(level=level),
+        BatchSettings(tokens=4, overlong=TooLong.CUT),
+        PolicyVersions(5),
+    )
+    assert left_out(found) == {Excluded.TOKENS_STALE: 2, Excluded.TOKENS_OVER_LENGTH: 1}
+    assert [batch.names for batch in found.packing.batches] == [("task-1/0",)]
+
+
+def contexts(found: Material) -> dict[tuple[str, tuple[int, ...]], float]:
+    """The advantage of each trained token, by its row and all tokens up to it."""
+    told = {}
+    for batch in found.packing.batches:
+        terms = batch.terms
+        for target, row, advantage in zip(terms.targets, terms.rows, terms.advantages, strict=True):
+            context, at = [], int(target)
+            while at >= 0:
+                context.append(int(batch.ids[at]))
+                at = int(batch.predecessors[at])
+            told[batch.names[row], tuple(reversed(context))] = float(advantage)
+    return told
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,16 @@ def test_only_what_the_mask_says_is_trained_and_long_rows_are_counted(
     (batch,) = found.packing.batches
     assert batch.labels.tolist() == [2, 4]
     assert batch.terms.weights.tolist() == [0.5, 0.5]
-    assert dict(found.excluded) == {"traces_over_budget": 1}
+    assert +found.excluded == {"traces_over_budget": 1}
+
+
+def test_long_rows_are_cut_where_asked_for(tiny_model: Path, tmp_path: Path) -> None:
+    write_dataset(tmp_path / "data", [([1] * 40, [0] * 20 + [1] * 20)])
+    cut = settings(tiny_model, tmp_path, rows=1, batch={"tokens": 30, "overlong": "cut"})
+    found = Dataset(cut).take(PolicyVersions(0))
+    (batch,) = found.packing.batches
+    assert batch.terms.targets.tolist() == list(range(20, 30))
+    assert +found.excluded == {"tokens_over_length": 10}
 
 
 @pytest.mark.parametrize("rows", [[], None])
