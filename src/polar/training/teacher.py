@@ -25,14 +25,17 @@ log = logging.getLogger(__name__)
 
 AT_ONCE = 32
 """Traces that are with the engine together."""
+ANSWER_SECONDS = 900.0
+"""Longest wait for the scores of one trace, in which an engine may also restart."""
 
 
 class Teacher:
     """The reference policy of the KL divergence, behind an engine that serves in another thread."""
 
-    def __init__(self, engine: Engine, model: ModelInfo) -> None:
+    def __init__(self, engine: Engine, model: ModelInfo, *, seconds: float = ANSWER_SECONDS) -> None:
         self._engine = engine
         self._model = model
+        self._seconds = seconds
         self._loop = asyncio.get_running_loop()
         self._room = asyncio.Semaphore(AT_ONCE)
 
@@ -67,9 +70,19 @@ class Teacher:
         if is_scored.any():
             ids = _path(batch, int(targets[is_scored][-1])).tolist()
             async with self._room:
-                scores = await retry_async(lambda: self._engine.score(ids))
+                scores = await self._ask(ids)
             found[is_scored] = np.array(scores, np.float32)[depths[is_scored]]
         return found
+
+    async def _ask(self, ids: list[int]) -> list[float]:
+        try:
+            async with asyncio.timeout(self._seconds):
+                return await retry_async(lambda: self._engine.score(ids), purpose="ask the teacher")
+        except TimeoutError:
+            raise EngineDown(
+                f"the teacher {self._model.name} has not scored a trace within {self._seconds:g} s",
+                hint="look at its log; the same command goes on",
+            ) from None
 
 
 def _path(batch: Batch, last: int) -> Ids:

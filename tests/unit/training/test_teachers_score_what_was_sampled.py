@@ -13,7 +13,7 @@ from polar.engines.base import EngineDown
 from polar.training.in_thread import in_thread
 from polar.training.material import PolicyVersions, material
 from polar.training.settings import BatchSettings, ObjectiveSettings, Pack
-from polar.training.teacher import Teacher
+from polar.training.teacher import ANSWER_SECONDS, Teacher
 from polar.trajectory.per_request import PerRequest
 from tests.fakes.scoring_engine import ScoringEngine, logprobs_of
 from tests.fakes.scripted_rollouts import group
@@ -24,8 +24,8 @@ BUILDER = PerRequest(PerRequest.Options())
 
 
 @asynccontextmanager
-async def teaching(engine: ScoringEngine) -> AsyncIterator[Teacher]:
-    yield Teacher(engine, await engine.model_info())
+async def teaching(engine: ScoringEngine, seconds: float = ANSWER_SECONDS) -> AsyncIterator[Teacher]:
+    yield Teacher(engine, await engine.model_info(), seconds=seconds)
 
 
 def contexts() -> dict[str, tuple[int, list[int]]]:
@@ -78,3 +78,21 @@ def test_a_teacher_that_has_ended_is_told_from_one_that_answers(is_before: bool)
     if is_before:
         with pytest.raises(EngineDown, match="the teacher arithmetic has ended"):
             teacher.logprobs(made.packing.batches)
+
+
+class SilentEngine(ScoringEngine):
+    """Takes what it is asked, and says nothing."""
+
+    async def score(self, ids: list[int]) -> list[float]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+def test_a_teacher_that_falls_silent_is_not_waited_for_without_end() -> None:
+    rolled_out = group(ANSWERS, (1.0, 0.0, 0.5), prompt=PROMPT)
+    made = material([rolled_out], ObjectiveSettings(), BatchSettings(), PolicyVersions(0))
+    with (
+        in_thread("the teacher", teaching(SilentEngine(), seconds=0.01)) as teacher,
+        pytest.raises(EngineDown, match=r"has not scored a trace within 0\.01 s"),
+    ):
+        teacher.logprobs(made.packing.batches)
