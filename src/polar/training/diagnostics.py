@@ -30,7 +30,7 @@ def by_age(log_ratio: Tensor, ages: Tensor | None) -> dict[str, Tensor]:
     tails |= {f"over-{end:g}": ratio > end for end in UPPER_TAILS}
     of_age = {f"importance/age-{age}": ages.clamp(0, OLDEST) == age for age in range(OLDEST + 1)}
     return {
-        f"{name}/{tail}": _pair(is_there, is_of_age)
+        f"{name}/{tail}": pair(is_there, is_of_age)
         for name, is_of_age in of_age.items()
         for tail, is_there in tails.items()
     }
@@ -41,12 +41,13 @@ def by_position(log_ratio: Tensor, batch: Batch) -> dict[str, Tensor]:
     positions = to_device(batch.positions[batch.terms.targets], log_ratio.device)
     # The last range has no end.
     return {
-        f"mismatch/position-{first}": _pair(
+        f"mismatch/position-{first}": pair(
             log_ratio.abs(), (positions >= first) & ((positions < end) | (first == POSITIONS[-1]))
         )
         for first, end in pairwise((*POSITIONS, POSITIONS[-1]))
     }
 
 
-def _pair(values: Tensor, is_counted: Tensor) -> Tensor:
+def pair(values: Tensor, is_counted: Tensor) -> Tensor:
+    """The sum over the counted terms, and their number."""
     return torch.stack([torch.where(is_counted, values, 0).sum(), is_counted.sum()]).double()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from polar.training.diagnostics import by_age, by_position
+from polar.training.diagnostics import by_age, by_position, pair
 from polar.training.head import to_device
 from polar.training.settings import (
     MOST_TOKEN_KL,
@@ -96,7 +96,7 @@ def policy_loss(batch: Batch, measured: Measured, settings: ObjectiveSettings) -
     old = recorded if settings.old is OldPolicy.RECORDED else before
     traces = _Traces(batch, now.device)
     importance, is_outside = _importance(old - recorded, traces, settings)
-    divergence, sums = _divergence(measured, old, settings)
+    divergence, told = _divergence(measured, old, settings)
     if settings.kl_in is KlPlace.ADVANTAGE:
         advantages = advantages - divergence
     elif settings.kl_in is KlPlace.REWARD:
@@ -107,14 +107,14 @@ def policy_loss(batch: Batch, measured: Measured, settings: ObjectiveSettings) -
         value = value + (weights * divergence).sum()
     if settings.entropy:
         value = value - settings.entropy * (weights * measured.entropy).sum()
-    sums |= {
+    sums = {
         "entropy": measured.entropy.detach().sum(),
         "behaviour_kl": _estimate(recorded - now.detach(), KlEstimator.K3).clamp(max=MOST_TOKEN_KL).sum(),
         "clip_fraction": is_clipped.sum(),
         _OUTSIDE[settings.outliers]: is_outside.sum(),
     }
     mismatch = before - recorded
-    return Loss(value, sums, by_age(mismatch, measured.ages) | by_position(mismatch, batch))
+    return Loss(value, sums, told | by_age(mismatch, measured.ages) | by_position(mismatch, batch))
 
 
 def likelihood_loss(batch: Batch, measured: Measured) -> Loss:
@@ -140,14 +140,16 @@ def _importance(log_ratio: Tensor, traces: _Traces, settings: ObjectiveSettings)
 def _divergence(
     measured: Measured, old: Tensor, settings: ObjectiveSettings
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The weighted KL divergence of each term to the reference policy, and its sum for metrics."""
+    """The weighted KL divergence of each term to the reference policy, and its sum for metrics, over the
+    tokens that the reference policy has scored."""
     if measured.reference is None:
         return torch.zeros_like(old), {}
     apart = (measured.logprobs if settings.kl_in is KlPlace.LOSS else old) - measured.reference
     # Of a token that the reference policy has not scored nothing is known, so nothing is taken.
-    apart = torch.where(measured.reference.isnan(), 0.0, apart)
+    is_scored = ~measured.reference.isnan()
+    apart = torch.where(is_scored, apart, 0.0)
     found = settings.kl * _estimate(apart, settings.estimator)
-    return found, {"kl": _estimate(apart.detach(), KlEstimator.K3).sum()}
+    return found, {"kl": pair(_estimate(apart.detach(), KlEstimator.K3), is_scored)}
 
 
 def _policy_ratio(now: Tensor, old: Tensor, traces: _Traces, settings: ObjectiveSettings) -> Tensor:

@@ -391,6 +391,18 @@ def test_a_token_that_the_reference_has_not_scored_is_not_penalised() -> None:
         assert found[::2].all()
 
 
+def test_the_divergence_that_is_told_is_the_mean_over_scored_tokens() -> None:
+    objective = named(ObjectiveName.DISTILL)
+    (batch,) = stepped(objective).packing.batches
+    now = torch.full((len(batch.terms),), RECORDED, dtype=torch.float64)
+    is_scored = torch.arange(len(now)) % 3 == 0
+    reference = torch.where(is_scored, now - 1, np.nan)
+    loss = policy_loss(batch, Measured(now, torch.zeros_like(now), reference=reference), objective)
+    total, count = loss.partial_sums["kl"].tolist()
+    assert count == int(is_scored.sum()) < len(now)
+    assert total / count == pytest.approx(np.exp(-1.0))
+
+
 def test_the_sequence_of_a_ratio_is_the_trace() -> None:
     """A session of several traces has several ratios; each token still weighs the same in its sample."""
     objective = ObjectiveSettings(name=ObjectiveName.GSPO, clip_low=0.1, clip_high=0.1)
