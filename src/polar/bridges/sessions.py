@@ -127,7 +127,7 @@ def advantages(group: Sequence[ScoredSession], kind: Advantage = Advantage.GROUP
     Each session counts once, and failed sessions are not compared. If all rewards are equal, all
     advantages are 0: there is nothing to learn.
     """
-    if kind.is_of_trees:
+    if kind.is_of_trees or kind is Advantage.NONE:
         raise InvalidInput(
             f"advantage {kind}: bridges compare whole sessions", hint="choose group, mean or leave_one_out"
         )

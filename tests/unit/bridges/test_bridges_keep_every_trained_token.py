@@ -211,7 +211,7 @@ def test_prime_rl_gets_whole_sequences_with_advantages(group: list[ScoredSession
         assert one.advantages == pytest.approx([worth if kept else 0.0 for kept in one.mask])
 
 
-@pytest.mark.parametrize("kind", [Advantage.TREE, Advantage.TURN])
+@pytest.mark.parametrize("kind", [Advantage.TREE, Advantage.TURN, Advantage.NONE])
 def test_a_trainer_that_compares_whole_sessions_says_so(kind: Advantage) -> None:
     with pytest.raises(InvalidInput, match="compare whole sessions"):
         prime_rl.training_samples([], advantage=kind)
