@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
@@ -15,6 +16,8 @@ from polar.models.chat import Message
 from polar.recordings.recording import Recording
 from polar.training.settings import MetricsSettings
 from polar.trajectory.learnable import EndedSession, Group
+
+log = logging.getLogger(__name__)
 
 LONGEST_TEXT = 20_000
 """Maximum characters of one text in a tracker; the dashboard has all."""
@@ -41,7 +44,21 @@ def require(settings: MetricsSettings) -> None:
 def trackers(settings: MetricsSettings, out: Path, step: int) -> Iterator[AbstractContextManager[Track]]:
     """The trackers that are asked for."""
     for package in _asked(settings):
-        yield _TRACKERS[package](settings, out, step)
+        yield _lenient(package, _TRACKERS[package](settings, out, step))
+
+
+@contextmanager
+def _lenient(package: str, tracker: AbstractContextManager[Track]) -> Iterator[Track]:
+    """A step that a tracker cannot be told is logged: no run ends for it, and metrics.jsonl has it."""
+    with tracker as track:
+
+        def write(step: int, numbers: Mapping[str, float], groups: Sequence[Group]) -> None:
+            try:
+                track(step, numbers, groups)
+            except Exception as error:
+                log.warning("step %d is not in %s: %s: %s", step, package, type(error).__name__, error)
+
+        yield write
 
 
 def _asked(settings: MetricsSettings) -> list[str]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -85,6 +87,27 @@ def test_a_server_is_told_each_step_once_and_what_it_missed_with_the_next(
     # Output that is no terminal stays where it is written: it holds no token.
     assert "dashboard: http://polar.test/runs/grpo\n" in said.getvalue()
     assert server.link(is_shown=True) == "http://polar.test/runs/grpo#token=secret"
+
+
+class Unreachable:
+    """A tracker's run that cannot be told anything."""
+
+    def log(self, numbers: object, step: int) -> None:
+        raise ConnectionError("no route to host")
+
+    def finish(self) -> None:
+        return
+
+
+def test_a_tracker_that_fails_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **_: Unreachable()))
+    with board(MetricsSettings(wandb="polar"), tmp_path, 0, Console(file=io.StringIO())) as write:
+        write(1, {"loss": 1.0})
+        write(2, {"loss": 2.0})
+    assert "step 2 is not in wandb: ConnectionError: no route to host" in caplog.text
+    assert len((tmp_path / FILE).read_text().splitlines()) == 2
 
 
 def test_rollouts_are_spread_from_the_best_to_the_worst() -> None:
