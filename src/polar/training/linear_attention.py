@@ -36,6 +36,8 @@ LINEAR = "linear_attention"
 """The layer's type in configurations of models."""
 CHUNK = 64
 """Tokens that the gated delta rule takes at once."""
+NEAR = 0.1
+"""Relative distance that rounding never makes of one layer's output."""
 _CONVOLUTION, _RULE = "causal_conv1d_fn", "torch_chunk_gated_delta_rule"
 
 
@@ -70,6 +72,7 @@ class StateTree:
     def __init__(self, models: Iterable[nn.Module], device: torch.device, *, has_kernels: bool) -> None:
         layers = [layer for model in models for layer in gated_delta_nets(model)]
         self._device = device
+        self._layers = layers
         self._width = layers[0].conv1d.kernel_size[0]
         self._has_kernels = has_kernels
         self._layout: _Layout | None = None
@@ -79,6 +82,22 @@ class StateTree:
     def follow(self, batch: Batch) -> None:
         """Compute along this batch from now on, also when activations are computed again."""
         self._layout = _lay_out(batch, self._width, self._device, has_kernels=self._has_kernels)
+
+    def keeps_apart(self, batch: Batch, size: int) -> bool:
+        """Whether the layers compute the same for both halves of a batch, which are traces of one length.
+
+        A layer may see other tokens in a way that is not known here; nothing else would tell.
+        """
+        self.follow(batch)
+        half = torch.randn(1, len(batch) // 2, size, generator=torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            for layer in self._layers:
+                like = next(layer.parameters())
+                first, second = layer(torch.cat([half, half], 1).to(like))[0].chunk(2)
+                if ((first - second).norm(dim=-1) > NEAR * first.norm(dim=-1)).any():
+                    return False
+        self._layout = None
+        return True
 
     def _replace_functions(self, layer: nn.Module) -> MethodType:
         """The layer's forward function with the two names standing for what is below."""

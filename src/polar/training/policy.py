@@ -33,7 +33,8 @@ from polar.training.routing import RoutingReplay
 from polar.training.settings import Lora, ModelSettings
 from polar.training.sharding import shard, whole
 from polar.training.weight_files import write_weights
-from polar.trajectory.packing.batch import BLOCK, Batch, block_mask_of, dense_mask
+from polar.trajectory.packing.batch import BLOCK, Batch, Trained, TrainingRow, block_mask_of, dense_mask
+from polar.trajectory.packing.pack import pack_sequences
 
 SHAPES = 2
 """Number of sizes that batches are padded to on a GPU, with kernels compiled for each. All but the last batch
@@ -91,12 +92,16 @@ class TrainerPolicy:
         self._reference = self._frozen_copy(settings) if has_reference else None
         if is_packed:
             self._check_layers(most_tokens)
-        if next(model.parameters()).device != META:
+        held_on = next(model.parameters()).device
+        if held_on != META:
             self._check_head()
         models = [model for model in (self._causal, self._reference) if model is not None]
         self._states: StateTree | None = None
         if is_packed and gated_delta_nets(self._causal):
             self._states = StateTree(models, self._device, has_kernels=has_kernels(self._device, self._dtype))
+            # Of several ranks with GPUs, none has the weights where they are computed with yet.
+            if held_on.type == device.type:
+                self._check_states(self._states)
         self._routing: RoutingReplay | None = None
         if settings.routing == "replay":
             self._routing = RoutingReplay(models)
@@ -288,6 +293,18 @@ class TrainerPolicy:
                 f"model {self.directory.name}: it has layers of {', '.join(others)}, which cannot be packed",
                 hint="set batch.pack to alone; Gated DeltaNet is packed with transformers 5.16 or newer",
             )
+
+    def _check_states(self, states: StateTree) -> None:
+        """Refuse layers of linear attention that are written otherwise than those known here."""
+        untrained = Trained(*(np.empty(0, dtype) for dtype in ("q", "f", "f", "f", "i")))
+        rows = [TrainingRow(name, np.array(PROBE, np.int32), untrained) for name in "ab"]
+        (batch,) = pack_sequences(rows, 2 * len(PROBE)).batches
+        with self._precision():
+            if not states.keeps_apart(batch, self._causal.config.get_text_config().hidden_size):
+                raise InvalidInput(
+                    f"model {self.directory.name}: packed, its linear attention would see other traces",
+                    hint="set batch.pack to alone, or install transformers 5.16 to 5.23",
+                )
 
     def _check_head(self) -> None:
         """Refuse models whose logits are more than a product of their last layer's weights."""

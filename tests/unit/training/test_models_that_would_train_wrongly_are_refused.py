@@ -93,6 +93,22 @@ def test_layers_that_call_functions_of_their_own_are_not_taken_for_known_ones() 
     assert gated_delta_nets(OwnFunctions()) == []
 
 
+def test_linear_attention_that_sees_tokens_in_an_unknown_way_is_refused(
+    tiny_hybrid: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a later transformers may write it: both functions are called by name, and something else besides."""
+    from transformers.models.qwen3_5 import modeling_qwen3_5
+
+    def shift(hidden: torch.Tensor, _mask: Any) -> torch.Tensor:
+        return hidden + 0.5 * torch.nn.functional.pad(hidden, (0, 0, 1, -1))
+
+    monkeypatch.setattr(modeling_qwen3_5, "apply_mask_to_padding_states", shift)
+    settings = ModelSettings(name=str(tiny_hybrid), device="cpu")
+    with pytest.raises(InvalidInput, match=r"would see other traces.*batch\.pack"):
+        load_policy(settings)
+    load_policy(settings, is_packed=False)
+
+
 def test_single_precision_is_meant_in_every_product(tiny_model: Path) -> None:
     before = torch.get_float32_matmul_precision()
     try:
