@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import gc
 import json
 import logging
 import shutil
-import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -16,6 +13,7 @@ from pathlib import Path
 
 from prometheus_client.metrics_core import Metric
 
+from polar.app.memory import keep_memory_steady, share_one_heap
 from polar.app.node_processes import NodeProcesses
 from polar.client import AsyncClient
 from polar.client.address import pinned
@@ -51,20 +49,6 @@ Say = Callable[[str], None]
 
 PROBE = "<|im_start|>user\nA 1,024-token probe: naïve 東京 </s>\n\t<tool_call>{}<|im_end|>"
 """Tokenised differently by different models, even if they share part of a vocabulary."""
-LARGE_BLOCK = 256 * 1024
-"""More bytes than reading the JSON of an ordinary call takes: pages of its own cost a tenth of the call."""
-_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
-"""Constants of <malloc.h>."""
-YOUNG_OBJECTS = 10_000
-"""The number of new objects after which the garbage collector looks for cycles among them.
-
-SQLAlchemy's statements are such cycles; with five times as many, a server would keep 10 MiB.
-"""
-OLDER_EVERY = 2
-"""Every second collection includes the next older generation, and every second of those everything else.
-
-With Python's default of ten, cycles held until a session's end were found thousands of sessions later.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +138,7 @@ async def _start_policy(policy: Path, settings: Settings, server: ControlPlane, 
 @asynccontextmanager
 async def serving(settings: Settings, say: Say) -> AsyncIterator[ControlPlane]:
     """Run only the rollout server; nodes join it."""
+    share_one_heap()
     data_dir = settings.data_dir.absolute()
     data_dir.mkdir(parents=True, exist_ok=True)
     token = settings.server.token or load_or_create_token(data_dir)
@@ -163,9 +148,8 @@ async def serving(settings: Settings, say: Say) -> AsyncIterator[ControlPlane]:
     async with (
         open_store(settings) as store,
         RolloutServer(store, token, settings.server, webhook_secret=secret) as server,
+        _in_background(keep_memory_steady()),
     ):
-        _collect_rarely()
-        _return_large_blocks()
         with announce_server(data_dir, server.url, tls.cert if tls else None):
             node_token = server.issue(f"node-{settings.node.name}"[:128], TokenRole.NODE)
             read_token = server.issue("dashboard", TokenRole.READ_ONLY)
@@ -260,6 +244,7 @@ def open_store(settings: Settings) -> AbstractAsyncContextManager[Store]:
 @asynccontextmanager
 async def data_plane(settings: Settings, say: Say) -> AsyncIterator[DataPlane]:
     """Run a gateway in front of the engine, starting the engine unless one is configured."""
+    share_one_heap()
     settings = _on_this_machine(settings, say)
     async with AsyncExitStack() as parts:
         # First, so that it still records calls that the gateway's end interrupts.
@@ -283,35 +268,8 @@ async def data_plane(settings: Settings, say: Say) -> AsyncIterator[DataPlane]:
         model = replace(await engine.model_info(), renderer=renderer.name if renderer else None)
         say("starting the gateway")
         gateway = await parts.enter_async_context(Gateway(settings.gateway, engine, renderer, model))
-        _collect_rarely()
-        _return_large_blocks()
+        await parts.enter_async_context(_in_background(keep_memory_steady()))
         yield DataPlane(gateway, model, (gateway.metric_families, _families_of(engine)))
-
-
-def _collect_rarely() -> None:
-    """Exempt everything loaded by now from garbage collection, and collect new objects less often.
-
-    What a request creates is freed when it is dropped. With Python's defaults the collector walks all live
-    objects every few requests, which takes a quarter of a busy gateway's time.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(YOUNG_OBJECTS, OLDER_EVERY, OLDER_EVERY)
-
-
-def _return_large_blocks() -> None:
-    """Allocate large buffers as separate pages, which return to the system when freed.
-
-    The C library starts to keep them on the heap once it has freed a few; long-lived objects then lie between
-    them, and a node that runs for days grows by the gaps. This is not used where a trainer computes in the
-    process: its tensors come and go all the time, and new pages for each cost a third more CPU time.
-    """
-    if "torch" in sys.modules:
-        return
-    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
-    if set_option is not None:
-        set_option(_M_MMAP_THRESHOLD, LARGE_BLOCK)
-        set_option(_M_ARENA_MAX, 2)
 
 
 @asynccontextmanager
