@@ -24,8 +24,7 @@ from polar.engines.base import (
     WeightUpdate,
 )
 from polar.engines.http import Asked, Chunk, Question, TokenReader, reason_in
-from polar.engines.model_server import ADAPTER, PAUSE_PATIENCE_SECONDS, ModelServer
-from polar.engines.routing import from_numbers
+from polar.engines.model_server import ADAPTER, PAUSE_PATIENCE_SECONDS, ModelServer, routing_from_numbers
 from polar.models.chat import FinishReason
 from polar.models.completion import Routing
 from polar.models.policy import PauseMode
@@ -325,7 +324,7 @@ class _SglangReader(TokenReader):
         """Omit experts recomputed after a weight update."""
         if not isinstance(told, str):
             return None
-        found = from_numbers(told, self._prompt_rows + self._tokens - 1, self._experts)
+        found = routing_from_numbers(told, self._prompt_rows + self._tokens - 1, self._experts)
         if found is None or not self._sampled_before:
             return found
         return found[self._prompt_rows + self._sampled_before - 1 :]

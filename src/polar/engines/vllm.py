@@ -31,8 +31,7 @@ from polar.engines.base import (
     WeightUpdate,
 )
 from polar.engines.http import ORDER_SECONDS, Question, TokenReader, reason_in
-from polar.engines.model_server import ADAPTER, PAUSE_PATIENCE_SECONDS, ModelServer
-from polar.engines.routing import from_npy
+from polar.engines.model_server import ADAPTER, PAUSE_PATIENCE_SECONDS, ModelServer, routing_from_npy
 from polar.files import digest
 from polar.models.chat import FinishReason
 from polar.models.completion import Routing
@@ -145,7 +144,9 @@ class VllmEngine(ModelServer):
         except (EngineError, KeyError, IndexError, TypeError) as error:
             log.info("the engine at %s did not say the experts of an answer: %r", self.url, error)
             return None
-        routing = None if told is None or cached <= start else from_npy(told, len(ids) - start, self._experts)
+        if told is None or cached <= start:
+            return None
+        routing = routing_from_npy(told, len(ids) - start, self._experts)
         if routing is not None:
             routing[cached - start :] = 0
         return routing
@@ -518,7 +519,7 @@ class _RoutedReader(_VllmReader):
         if told is None:
             return chunk
         rows = self._prompt_rows + self._tokens + len(chunk.ids) - 1
-        return replace(chunk, routing=from_npy(told, rows, self._experts))
+        return replace(chunk, routing=routing_from_npy(told, rows, self._experts))
 
 
 def _prompt_logprobs(answer: dict[str, Any], ids: list[int]) -> list[float]:
