@@ -24,8 +24,8 @@ from polar.dialects.base import (
     Route,
     RouteAction,
     StreamEncoder,
+    vertex_models,
 )
-from polar.dialects.clouds import vertex_models
 from polar.models.chat import ChatRequest, FinishReason, ToolCall, Usage
 
 _HELLO = HttpAnswer(200, b'{"message":"hello"}', {"Content-Type": "application/json"})

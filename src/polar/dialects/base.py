@@ -54,6 +54,31 @@ class Route:
     """Whether answers there are streamed; None if the body decides."""
 
 
+AZURE = "/openai"
+"""Prefix of Azure's paths that belong to no deployment.
+
+Azure and Vertex AI serve the APIs of other providers: only the path and the place of the key differ.
+"""
+AZURE_DEPLOYMENT = "/openai/deployments/{model:.+}"
+AZURE_KEY = ("api-key",)
+
+
+def openai_routes(
+    method: str, path: str, action: RouteAction, azure: str, fixed: HttpAnswer | None = None
+) -> tuple[Route, ...]:
+    """Return the routes of one OpenAI operation: at OpenAI, at Azure today, and at Azure in the past."""
+    return tuple(Route(method, f"{at}{path}", action, fixed) for at in ("/v1", f"{AZURE}/v1", azure))
+
+
+def vertex_models(publisher: str) -> tuple[str, ...]:
+    """Return the paths of a publisher's models on Vertex AI, inside a project and outside."""
+    return tuple(
+        f"/{version}{project}/publishers/{publisher}/models"
+        for version in ("v1", "v1beta1")
+        for project in ("/projects/{project}/locations/{location}", "")
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
     """A client's request as a dialect reads it."""

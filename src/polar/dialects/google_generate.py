@@ -20,8 +20,8 @@ from polar.dialects.base import (
     RouteAction,
     StreamEncoder,
     usage_of_all,
+    vertex_models,
 )
-from polar.dialects.clouds import vertex_models
 from polar.dialects.google_request import RAW_ARGUMENTS, read_request, signature
 from polar.models.chat import ChatRequest, FinishReason, Message, ToolCall, Usage
 

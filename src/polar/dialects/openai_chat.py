@@ -8,6 +8,9 @@ from typing import Any, ClassVar
 import orjson
 
 from polar.dialects.base import (
+    AZURE,
+    AZURE_DEPLOYMENT,
+    AZURE_KEY,
     Answer,
     CallIdentity,
     Dialect,
@@ -18,9 +21,9 @@ from polar.dialects.base import (
     Route,
     RouteAction,
     StreamEncoder,
+    openai_routes,
     usage_of_all,
 )
-from polar.dialects.clouds import AZURE, AZURE_DEPLOYMENT, AZURE_KEY, openai_routes
 from polar.dialects.json_fields import Fields, document, kind, malformed, memoized
 from polar.dialects.schemas import logit_bias, resolve_tool_choice, response_format, tool_definition, tool_use
 from polar.models.chat import (

@@ -10,6 +10,8 @@ from typing import Any, ClassVar
 import orjson
 
 from polar.dialects.base import (
+    AZURE_DEPLOYMENT,
+    AZURE_KEY,
     Answer,
     CallIdentity,
     Dialect,
@@ -19,9 +21,9 @@ from polar.dialects.base import (
     Route,
     RouteAction,
     StreamEncoder,
+    openai_routes,
     usage_of_all,
 )
-from polar.dialects.clouds import AZURE_DEPLOYMENT, AZURE_KEY, openai_routes
 from polar.dialects.json_fields import Fields, document, kind, malformed
 from polar.dialects.openai_chat import ChatStream, OpenAIChat, choice_count, read_sampling, usage_body
 from polar.models.chat import (

@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 import orjson
 
 from polar.dialects.base import (
+    AZURE,
+    AZURE_KEY,
     Answer,
     CallIdentity,
     Dialect,
@@ -19,8 +21,8 @@ from polar.dialects.base import (
     Route,
     RouteAction,
     StreamEncoder,
+    openai_routes,
 )
-from polar.dialects.clouds import AZURE, AZURE_KEY, openai_routes
 from polar.dialects.json_fields import Fields, document, kind, malformed
 from polar.dialects.openai_chat import OpenAIChat, error_object
 from polar.dialects.responses_output import (
