@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -13,11 +14,11 @@ from pydantic import Field, JsonValue, ValidationError
 
 from polar.config import plugins
 from polar.errors import InvalidInput, explain
+from polar.evaluators.swebench import SweRow
 from polar.models.component import Component, Frozen
 from polar.tasksets.expressions import Condition, compile_template, parse_condition
 from polar.tasksets.harbor import is_harbor
 from polar.tasksets.rows import BadRow, Row, RowSource
-from polar.tasksets.swe_tasks import is_swe_row, swe_task
 from polar.tasksets.task_document import FIELDS, check_defaults, with_defaults
 
 KIND = "tasksets"
@@ -126,8 +127,8 @@ class Taskset:
             )
         if row.task is not None:
             return {**row.task, **named}
-        if is_swe_row(row.columns):
-            return {**swe_task(row.columns), **named}
+        if _is_swe_row(row.columns):
+            return {**_swe_task(row.columns), **named}
         return named if spec.columns or spec.template else row.columns
 
 
@@ -185,3 +186,46 @@ def is_saved_dataset(directory: Path) -> bool:
 
 def _format_names() -> str:
     return ", ".join(plugins.names(KIND))
+
+
+_NOT_FOR_EVALUATOR = {"patch", "problem_statement", "files"}
+"""Columns of SWE-bench rows that do not go into the evaluator's: the gold patch is the solution and is never
+submitted, and the others become fields of the task."""
+_METADATA_COLUMNS = ("repo", "version", "base_commit")
+
+
+def _is_swe_row(columns: Mapping[str, Any]) -> bool:
+    """Whether the columns are those of a SWE-bench dataset; no task has fields of these names."""
+    return "instance_id" in columns and "FAIL_TO_PASS" in columns
+
+
+def _swe_task(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the task fields that a SWE-bench row determines; InvalidInput names a column that is wrong."""
+    try:
+        row = SweRow.model_validate(
+            {name: columns[name] for name in columns if name not in _NOT_FOR_EVALUATOR}
+        )
+    except ValidationError as error:
+        raise InvalidInput(explain(error)) from None
+    problem = columns.get("problem_statement")
+    if not isinstance(problem, str) or not problem.strip():
+        raise InvalidInput("problem_statement: must be text that says what to do")
+    files = columns.get("files") or {}
+    if isinstance(files, Mapping):
+        # The row may carry the repository; a plain text is the content of a file.
+        files = {path: {"text": file} if isinstance(file, str) else file for path, file in files.items()}
+    graded = row.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    told = {name: value for name in _METADATA_COLUMNS if (value := getattr(row, name))}
+    task = {
+        "id": re.sub(r"[^A-Za-z0-9._-]", "-", row.instance_id),
+        "instruction": problem,
+        "files": files,
+        "evaluator": {"name": "swebench", "options": {"row": graded}},
+        "metadata": {"instance_id": row.instance_id, **told},
+    }
+    patch = columns.get("patch")
+    if isinstance(patch, str) and patch.strip():
+        # Applied like the hidden tests' patch: with git if there is a repository, else without.
+        script = 'git apply --whitespace=nowarn "$POLAR_SOLUTION/gold.patch"'
+        task["solution"] = {"script": script, "files": {"gold.patch": {"text": patch}}}
+    return task
