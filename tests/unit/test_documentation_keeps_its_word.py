@@ -25,7 +25,7 @@ from polar.models.chat import FinishReason
 from polar.models.session import TrajectoryStats
 from polar.models.task import TaskSpec
 from polar.recordings.tree import TokenTree
-from polar.rollout.app import create_app
+from polar.rollout.server import create_app
 from polar.runtimes.base import Host, SandboxSpec
 from polar.runtimes.process import ProcessRuntime
 from tests.fakes.recordings import recording

@@ -10,7 +10,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 from polar import models
-from polar.rollout.app import create_app
+from polar.rollout.server import create_app
 from tools.documentation.docstrings import attributes, cell, code, documentation, table, values
 
 Document = dict[str, Any]

@@ -14,8 +14,7 @@ from polar.models.session import LeaseKey, SessionStatus
 from polar.models.views import Leases, ResultPage, TaskView
 from polar.rollout import routes
 from polar.rollout.access import SMALL
-from polar.rollout.app import create_app
-from polar.rollout.server import RolloutServer
+from polar.rollout.server import RolloutServer, create_app
 from polar.rollout.service import RolloutService
 from polar.rollout.tokens import Authenticator
 from polar.store.store import Store
