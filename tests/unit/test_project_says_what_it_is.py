@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import polar
-from polar.assets.shipped import WARM_START
+from polar.app.quickstart import WARM_START
 
 ROOT = Path(__file__).parents[2]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, pstdev
 
@@ -13,18 +13,25 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from polar import assets
 from polar.app.own_system import rollout_server
 from polar.app.rollouts import roll_out
-from polar.assets.shipped import WARM_START
 from polar.client import AsyncClient
 from polar.config import plugins
 from polar.config.settings import DEFAULT_MODEL, EngineSettings, Settings
+from polar.errors import InvalidInput
 from polar.models.component import Component
 from polar.models.session import SessionResult, SessionStatus
 from polar.models.task import Run, TaskSpec
 from polar.models.views import SessionView
 from polar.runtimes.base import Runtime
 from polar.trajectory.learnable import EndedSession, Group
+
+EXAMPLES = Path(assets.__file__).parent / "examples"
+"""Example tasks and runs. In a clone, links to the project's `examples`; a wheel holds the files."""
+WARM_START = EXAMPLES / "warm-start"
+"""A LoRA adapter for the default model, trained on such tasks by examples/grpo-pi."""
+_LEFT_OUT = ("__pycache__", ".egg-info")
 
 REFRESH_SECONDS = 0.5
 
@@ -177,3 +184,27 @@ def _describe(group: Group) -> str:
     shown = "  ".join(f"{reward:.2f}" for reward in group.rewards)
     deviation = pstdev(group.rewards)
     return f"{group.task_id}: {shown}  (mean {fmean(group.rewards):.2f}, standard deviation {deviation:.2f})"
+
+
+def copy_examples(into: Path) -> list[Path]:
+    """Copy the examples below a directory; if a file there differs, refuse and write nothing."""
+    found = (file for directory in EXAMPLES.iterdir() for file in directory.rglob("*") if file.is_file())
+    files = sorted(file for file in found if not file.parent.name.endswith(_LEFT_OUT))
+    copies = {into / file.relative_to(EXAMPLES): file.read_bytes() for file in files}
+    try:
+        _copy(copies)
+    except OSError as error:
+        raise InvalidInput(f"{into}: cannot write: {error.strerror}") from None
+    return list(copies)
+
+
+def _copy(copies: Mapping[Path, bytes]) -> None:
+    changed = [path for path, data in copies.items() if path.exists() and path.read_bytes() != data]
+    if changed:
+        raise InvalidInput(
+            f"{', '.join(map(str, changed))}: not overwritten, because the contents differ",
+            hint="name another directory: polar examples DIR",
+        )
+    for path, data in copies.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)

@@ -12,7 +12,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from polar.assets.shipped import EXAMPLES, copy_examples
 from polar.cli.interruption import until_interrupted
 from polar.cli.options import Samples
 from polar.config.settings import DEFAULT_MODEL, Settings, load_settings
@@ -66,6 +65,8 @@ async def _roll_out(settings: Settings, tasks: Sequence[TaskSpec]) -> None:
 
 
 def _example_tasks() -> Path:
+    from polar.app.quickstart import EXAMPLES
+
     here = Path("examples", "quickstart")
     return here if here.exists() else EXAMPLES / "quickstart"
 
@@ -87,5 +88,7 @@ def examples(
 
     Example: polar examples  then  polar train examples/grpo-pi/tiny.yaml
     """
+    from polar.app.quickstart import copy_examples
+
     for path in copy_examples(into):
         typer.echo(path)

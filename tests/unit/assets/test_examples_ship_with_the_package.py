@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from polar.assets.shipped import EXAMPLES, copy_examples
+from polar.app.quickstart import EXAMPLES, copy_examples
 from polar.cli.quickstart import quickstart
 from polar.errors import InvalidInput
 from polar.tasksets import files
