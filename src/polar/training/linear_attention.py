@@ -29,8 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polar.training.head import to_device
-from polar.trajectory.packing.batch import Batch, Indices
-from polar.trajectory.packing.stretches import Stretches, stretches, windows
+from polar.trajectory.packing.batch import Batch, Indices, Stretches, stretches, windows
 
 LINEAR = "linear_attention"
 """The layer's type in configurations of models."""

@@ -9,9 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar.trajectory.packing.batch import PADDING, Batch, Packing, TrainingRow, dense_mask
+from polar.trajectory.packing.batch import (
+    PADDING,
+    Batch,
+    Packing,
+    TrainingRow,
+    dense_mask,
+    stretches,
+    windows,
+)
 from polar.trajectory.packing.pack import pack_sequences, pack_trees
-from polar.trajectory.packing.stretches import stretches, windows
 from tests.fakes.rows import row_lists
 
 Pack = Callable[[list[TrainingRow], int], Packing]
