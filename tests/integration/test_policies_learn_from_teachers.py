@@ -20,12 +20,11 @@ from transformers import AutoModelForCausalLM
 from polar.config.settings import EngineSettings
 from polar.engines.process import started_engine
 from polar.errors import InvalidInput
-from polar.training.in_thread import in_thread
 from polar.training.learner import Learner
 from polar.training.material import PolicyVersions, material
 from polar.training.objective import policy_loss
 from polar.training.policy import TrainerPolicy, load_policy
-from polar.training.run import train
+from polar.training.run import in_thread, train
 from polar.training.settings import (
     BatchSettings,
     DivergenceLimits,

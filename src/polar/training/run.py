@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from polar.app.own_system import DATA, ServerAddress, only_writer, own_settings, rollout_server
 from polar.app.stack import Say
@@ -24,7 +26,6 @@ from polar.tasksets.files import load_tasks
 from polar.telemetry.logs import log_to_file
 from polar.training import checkpoint
 from polar.training.checkpoint import Checkpoint
-from polar.training.in_thread import in_thread
 from polar.training.learner import Learner, LossOf, ScoresOf
 from polar.training.loop import CHECKPOINTS, HeldOutNumbers, Nowhere, Training, WeightSink, follow
 from polar.training.metrics import RunOnServer, board
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 TURN_SECONDS = 0.0005
 """Maximum interpreter time slice of server or trainer while the other waits, a tenth of Python's default."""
@@ -245,6 +248,35 @@ def _short_turns() -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(before)
+
+
+@contextmanager
+def in_thread(name: str, context: AbstractAsyncContextManager[T]) -> Iterator[T]:
+    """Keep what is asynchronous open beside the trainer, on an event loop in a thread of its own."""
+    started: Future[T] = Future()
+    ending: Future[None] = Future()
+
+    async def serve() -> None:
+        async with context as entered:
+            started.set_result(entered)
+            await asyncio.wrap_future(ending)
+
+    def tell(ended: Future[None]) -> None:
+        if started.done() and (error := ended.exception()):
+            # The trainer sees something that does not answer, and gives up after a while.
+            log.error("%s has ended: %s", name, error)
+
+    with ThreadPoolExecutor(1, thread_name_prefix="polar-beside-trainer") as thread:
+        serving = thread.submit(asyncio.run, serve())
+        serving.add_done_callback(tell)
+        try:
+            first: list[Future[Any]] = [started, serving]
+            wait(first, return_when=FIRST_COMPLETED)
+            if not started.done():
+                serving.result()
+            yield started.result()
+        finally:
+            ending.set_result(None)
 
 
 def main() -> None:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from polar.engines.base import EngineDown
-from polar.training.in_thread import in_thread
 from polar.training.material import PolicyVersions, material
+from polar.training.run import in_thread
 from polar.training.settings import BatchSettings, ObjectiveSettings, Pack
 from polar.training.teacher import ANSWER_SECONDS, Teacher
 from polar.trajectory.per_request import PerRequest
