@@ -8,11 +8,11 @@ of a sequence, is computed from the terms of its row, which always lie in one ba
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from polar.training.diagnostics import by_age, by_position, pair
 from polar.training.head import to_device
 from polar.training.settings import (
     MOST_TOKEN_KL,
@@ -114,7 +114,7 @@ def policy_loss(batch: Batch, measured: Measured, settings: ObjectiveSettings) -
         _OUTSIDE[settings.outliers]: is_outside.sum(),
     }
     mismatch = before - recorded
-    return Loss(value, sums, told | by_age(mismatch, measured.ages) | by_position(mismatch, batch))
+    return Loss(value, sums, told | _by_age(mismatch, measured.ages) | _by_position(mismatch, batch))
 
 
 def likelihood_loss(batch: Batch, measured: Measured) -> Loss:
@@ -149,7 +149,7 @@ def _divergence(
     is_scored = ~measured.reference.isnan()
     apart = torch.where(is_scored, apart, 0.0)
     found = settings.kl * _estimate(apart, settings.estimator)
-    return found, {"kl": pair(_estimate(apart.detach(), KlEstimator.K3), is_scored)}
+    return found, {"kl": _pair(_estimate(apart.detach(), KlEstimator.K3), is_scored)}
 
 
 def _policy_ratio(now: Tensor, old: Tensor, traces: _Traces, settings: ObjectiveSettings) -> Tensor:
@@ -189,3 +189,43 @@ def _estimate(log_ratio: Tensor, kind: KlEstimator) -> Tensor:
             return log_ratio**2 / 2
         case KlEstimator.K3:
             return (-log_ratio).exp() + log_ratio - 1
+
+
+LOWER_TAILS, UPPER_TAILS = (0.5, 0.8), (1.25, 2.0)
+"""Ratios of trainer to recorded policy beyond which tokens are counted."""
+OLDEST = 3
+"""Age in policy updates from which tokens are counted together."""
+POSITIONS = (0, 1024, 4096, 16_384)
+"""Where ranges of positions in a trace begin."""
+
+
+def _by_age(log_ratio: Tensor, ages: Tensor | None) -> dict[str, Tensor]:
+    """The tails of the importance ratio's distribution, by age in policy updates."""
+    if ages is None:
+        return {}
+    ratio = log_ratio.exp()
+    tails = {f"under-{end:g}": ratio < end for end in LOWER_TAILS}
+    tails |= {f"over-{end:g}": ratio > end for end in UPPER_TAILS}
+    of_age = {f"importance/age-{age}": ages.clamp(0, OLDEST) == age for age in range(OLDEST + 1)}
+    return {
+        f"{name}/{tail}": _pair(is_there, is_of_age)
+        for name, is_of_age in of_age.items()
+        for tail, is_there in tails.items()
+    }
+
+
+def _by_position(log_ratio: Tensor, batch: Batch) -> dict[str, Tensor]:
+    """How far the logprobs of trainer and engine are apart, by position in the trace."""
+    positions = to_device(batch.positions[batch.terms.targets], log_ratio.device)
+    # The last range has no end.
+    return {
+        f"mismatch/position-{first}": _pair(
+            log_ratio.abs(), (positions >= first) & ((positions < end) | (first == POSITIONS[-1]))
+        )
+        for first, end in pairwise((*POSITIONS, POSITIONS[-1]))
+    }
+
+
+def _pair(values: Tensor, is_counted: Tensor) -> Tensor:
+    """The sum over the counted terms, and their number."""
+    return torch.stack([torch.where(is_counted, values, 0).sum(), is_counted.sum()]).double()
