@@ -26,13 +26,13 @@ from polar.app.weights import SharedWeights
 from polar.engines.embedded.weights import ensure_model
 from polar.engines.transfer import Share
 from polar.errors import InvalidInput, NotInstalled
+from polar.training.checkpoint import write_weights
 from polar.training.head import Manner, score, to_device
 from polar.training.linear_attention import LINEAR, StateTree, gated_delta_nets, has_kernels
 from polar.training.ranks import Collective, Ranks
 from polar.training.routing import RoutingReplay
 from polar.training.settings import Lora, ModelSettings
 from polar.training.sharding import shard, whole
-from polar.training.weight_files import write_weights
 from polar.trajectory.packing.batch import BLOCK, Batch, Trained, TrainingRow, block_mask_of, dense_mask
 from polar.trajectory.packing.pack import pack_sequences
 

@@ -22,9 +22,9 @@ from polar.engines.transfer import MANIFEST, Share, SharedTensors
 from polar.errors import Conflict, InvalidInput, NotInstalled, PolarError, Unavailable
 from polar.models.policy import PolicyView
 from polar.training import run
+from polar.training.checkpoint import write_weights
 from polar.training.policy import load_policy
 from polar.training.settings import GrpoSettings, Lora, ModelSettings
-from polar.training.weight_files import write_weights
 from tests.fakes.pushed_weights import LoadingServer, OnGpu, SharingServer
 
 IDS = torch.tensor([[1, 2, 3, 4, 5]])
