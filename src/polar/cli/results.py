@@ -17,7 +17,7 @@ from polar.cli.output import cell, clock, print_json, print_list, print_parts, t
 from polar.client import Client
 from polar.errors import InvalidInput, concerning
 from polar.models.session import SessionResult
-from polar.models.webhook import WebhookView
+from polar.models.views import WebhookView
 
 if TYPE_CHECKING:
     from polar.tasksets.export import ExportedSession

@@ -47,8 +47,9 @@ from polar.models.views import (
     TaskBatchView,
     TaskPage,
     TaskView,
+    WebhookList,
+    WebhookView,
 )
-from polar.models.webhook import WebhookList, WebhookView
 
 log = logging.getLogger(__name__)
 

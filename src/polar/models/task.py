@@ -7,11 +7,11 @@ import binascii
 import re
 from enum import StrEnum
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, JsonValue
 
 from polar.models.component import Component, Frozen, Named
-from polar.models.webhook import Webhook
 
 MAX_ID = 128
 """Maximum length of any id."""
@@ -221,6 +221,34 @@ class Branching(Frozen):
     depth: int = Field(default=1, ge=1, le=8)
     """1 branches samples only, 2 also branches, and so on."""
     on_divergence: OnDivergence = OnDivergence.LIVE
+
+
+class WebhookEvent(StrEnum):
+    SESSION_ENDED = "session_ended"
+    """A session has ended; sent with its result."""
+    TASK_ENDED = "task_ended"
+    """Every session of the task has ended."""
+
+
+def _plain_url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("must begin with https:// or http:// and name a host")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("must hold no user or password: it is shown; the signature tells who calls")
+    if parts.fragment or not url.isascii() or not url.isprintable() or " " in url:
+        raise ValueError("must have no fragment, space or control character, and be ASCII")
+    _ = parts.port  # ValueError if it is none
+    return url
+
+
+class Webhook(Frozen):
+    """A receiver of a task's results, and its events."""
+
+    url: Annotated[str, Field(max_length=2048), AfterValidator(_plain_url)]
+    """Its host must be listed in the server's `server.webhooks.allow`."""
+    events: tuple[WebhookEvent, ...] = Field(default=(WebhookEvent.SESSION_ENDED,), min_length=1)
+    """Events to send."""
 
 
 class TaskSpec(Frozen):

@@ -18,8 +18,7 @@ from polar.models.session import (
     SessionStatus,
     StageEntry,
 )
-from polar.models.task import Id, OnDivergence, RunKind, TaskSpec, TaskStatus
-from polar.models.webhook import WebhookEvent
+from polar.models.task import Id, OnDivergence, RunKind, TaskSpec, TaskStatus, WebhookEvent
 
 
 class Reward(StrEnum):
@@ -387,3 +386,26 @@ class Notice(Frozen):
     """Result of the ended session."""
     task: TaskEnd | None = None
     """Result of the ended task."""
+
+
+class WebhookView(Frozen):
+    """A receiver that tasks name, and its position in the feed of results."""
+
+    url: str
+    """Address of the receiver."""
+    lag: int
+    """Number of undelivered results."""
+    lag_seconds: float
+    """Seconds that the oldest has waited."""
+    failures: int
+    """Consecutive failed attempts."""
+    error: str | None = None
+    """Error of the last attempt; None if it succeeded."""
+    retry_at: float | None = None
+    """Unix seconds of the next attempt after a failure."""
+    delivered_at: float | None = None
+    """Unix seconds of the last delivery."""
+
+
+class WebhookList(Frozen):
+    webhooks: tuple[WebhookView, ...]

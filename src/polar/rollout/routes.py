@@ -38,8 +38,8 @@ from polar.models.views import (
     TaskBatchView,
     TaskPage,
     TaskView,
+    WebhookList,
 )
-from polar.models.webhook import WebhookList
 from polar.rollout.access import (
     ADMINS,
     ANYONE,

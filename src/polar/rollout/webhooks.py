@@ -21,9 +21,8 @@ from prometheus_client import Counter
 from polar import __version__, webhooks
 from polar.config.settings import WebhookSettings
 from polar.errors import Backoff, InvalidInput, PolarError
-from polar.models.task import TaskSpec
+from polar.models.task import TaskSpec, WebhookEvent
 from polar.models.views import Notice
-from polar.models.webhook import WebhookEvent
 from polar.rollout.long_poll import POLL_SECONDS, Notifier
 from polar.runtimes.allow_list import AllowList, Destination
 from polar.store.webhooks import Target, Webhooks

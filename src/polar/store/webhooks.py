@@ -15,8 +15,8 @@ from sqlalchemy import ColumnElement, Connection, Row, exists, func, insert, sel
 
 from polar.models.component import view
 from polar.models.session import SessionResult
-from polar.models.views import Notice, TaskEnd
-from polar.models.webhook import WebhookEvent, WebhookView
+from polar.models.task import WebhookEvent
+from polar.models.views import Notice, TaskEnd, WebhookView
 from polar.store.database import Repository, reads, writes
 from polar.store.feeds import Feed, horizon
 from polar.store.sessions import IS_OPEN, count_by_status

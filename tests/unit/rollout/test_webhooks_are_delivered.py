@@ -16,7 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from polar.config.settings import ServerSettings, WebhookSettings
 from polar.errors import InvalidInput
 from polar.models.delivery import Delivery
-from polar.models.webhook import Webhook, WebhookEvent, WebhookView
+from polar.models.task import Webhook, WebhookEvent
+from polar.models.views import WebhookView
 from polar.rollout import webhooks as sender
 from polar.rollout.server import RolloutServer
 from polar.store.store import Store

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polar.models.task import WebhookEvent
 from polar.models.views import Notice, TaskEnd
-from polar.models.webhook import WebhookEvent
 from polar.webhooks import SIGNATURE, InvalidNotice, Recent, ReplayedNotice, sign, verify
 
 SECRET = "shared between two"

@@ -13,9 +13,8 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from polar.errors import Conflict, InvalidInput, NotFound
 from polar.models.delivery import Delivery
 from polar.models.session import FailureReason, Lease, Origin, ReplayReport, SessionStatus, TrajectoryStats
-from polar.models.task import OnDivergence, TaskStatus
+from polar.models.task import OnDivergence, TaskStatus, Webhook, WebhookEvent
 from polar.models.views import SessionFilter, SessionView
-from polar.models.webhook import Webhook, WebhookEvent
 from polar.store.backup import back_up, restore
 from polar.store.delivery import Retries, complete_rows
 from polar.store.postgres import parsed

@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy import Engine, event
 
 from polar.models.session import SessionStatus
+from polar.models.task import Webhook, WebhookEvent
 from polar.models.views import Notice
-from polar.models.webhook import Webhook, WebhookEvent
 from polar.store.store import Store
 from polar.store.webhooks import Target
 from tests.fakes.control_plane import Clock, complete, idle_task, result_of
