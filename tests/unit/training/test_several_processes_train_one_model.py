@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from polar.errors import InvalidInput
-from polar.training.dealing import NOTHING, Deal, Dealt, cost, deal
+from polar.training.learner import NOTHING, Deal, Dealt, cost, deal
 from polar.training.objective import Measured, policy_loss
 from polar.training.policy import load_policy
 from polar.training.ranks import Ranks
