@@ -15,7 +15,7 @@ import trustme
 from polar.app import node_processes
 from polar.app.stack import running
 from polar.client import AsyncClient
-from polar.client.address import pinned
+from polar.client.connection import pinned
 from polar.config.settings import EngineSettings, Settings
 from polar.errors import Backoff, Unavailable
 from polar.models.session import SessionStatus

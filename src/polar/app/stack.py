@@ -16,7 +16,7 @@ from prometheus_client.metrics_core import Metric
 from polar.app.memory import keep_memory_steady, share_one_heap
 from polar.app.node_processes import NodeProcesses
 from polar.client import AsyncClient
-from polar.client.address import pinned
+from polar.client.connection import pinned
 from polar.config import plugins
 from polar.config.settings import EngineSettings, Settings, environment_client_cert
 from polar.engines.base import Engine, Mode, ModelInfo

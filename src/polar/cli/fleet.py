@@ -11,7 +11,7 @@ from polar.app.fleet.planning import FleetOrder, FleetView
 from polar.cli import options
 from polar.cli.options import AsJson, Server, Token, command_group
 from polar.cli.output import print_json, print_parts, say, table
-from polar.client.address import server_address, server_token
+from polar.client.connection import server_address, server_token
 from polar.config.settings import environment_ray_auth, load_settings
 from polar.errors import InvalidInput
 

@@ -13,8 +13,8 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from polar.client.address import Authority
 from polar.client.async_client import AsyncClient, Task
+from polar.client.connection import Authority
 from polar.models.policy import PauseMode, PolicyView
 from polar.models.views import TaskBatchView, TaskView
 

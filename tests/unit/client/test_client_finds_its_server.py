@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from polar.client import Client
-from polar.client.address import server_address, server_token
+from polar.client.connection import server_address, server_token
 from polar.errors import PolarError, Unavailable
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from polar.app.stack import serving
-from polar.client.address import server_address
+from polar.client.connection import server_address
 from polar.config.settings import ServerSettings, Settings
 
 
