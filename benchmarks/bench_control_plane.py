@@ -25,7 +25,7 @@ from polar.models.delivery import Delivery
 from polar.models.session import Lease, SessionResult, SessionStatus, TrajectoryStats, Verdict
 from polar.models.task import TaskSpec
 from polar.models.views import LeaseRequest
-from polar.rollout.tokens import load_or_create_token
+from polar.rollout.access import load_or_create_token
 from polar.store.store import Store
 
 SESSIONS = 10_000

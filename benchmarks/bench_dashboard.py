@@ -22,8 +22,8 @@ from benchmarks.bench_control_plane import served
 from benchmarks.report import Row, at_most, report
 from polar.models.session import Progress, SessionResult, SessionStatus, TrajectoryStats, Verdict
 from polar.models.task import TaskSpec
+from polar.rollout.access import load_or_create_token
 from polar.rollout.dashboard.live import OVERVIEW_SECONDS
-from polar.rollout.tokens import load_or_create_token
 from polar.store.store import Store
 from polar.store.tables import events, results, run_steps, runs, sessions, tasks
 

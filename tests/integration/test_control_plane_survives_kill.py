@@ -11,7 +11,7 @@ from polar.client import AsyncClient
 from polar.models.delivery import Delivery
 from polar.models.session import SessionStatus
 from polar.models.views import LeaseRequest
-from polar.rollout.tokens import load_or_create_token
+from polar.rollout.access import load_or_create_token
 from tests.fakes.control_plane import result_of
 
 SERVE = """
@@ -19,7 +19,7 @@ import asyncio, sys
 from pathlib import Path
 from polar.config.settings import ServerSettings
 from polar.rollout.server import RolloutServer
-from polar.rollout.tokens import load_or_create_token
+from polar.rollout.access import load_or_create_token
 from polar.store.store import Store
 
 async def main(data_dir):

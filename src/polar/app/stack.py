@@ -34,8 +34,8 @@ from polar.rendering.base import Renderer
 from polar.rendering.families import renderer_for
 from polar.rendering.template import PROBES
 from polar.rendering.tokenizer import read_tokenizer
+from polar.rollout.access import load_or_create_secret, load_or_create_token
 from polar.rollout.server import RolloutServer, announce_server
-from polar.rollout.tokens import load_or_create_secret, load_or_create_token
 from polar.store.store import Store
 from polar.telemetry.page import MetricSource, MetricsPage, listening
 from polar.telemetry.readings import families

@@ -48,6 +48,7 @@ from polar.rollout.access import (
     READERS,
     STREAMED,
     TRAINERS,
+    Authenticator,
     allow,
     caller_of,
     gone,
@@ -55,7 +56,6 @@ from polar.rollout.access import (
 )
 from polar.rollout.policy import PolicyService
 from polar.rollout.service import RolloutService
-from polar.rollout.tokens import Authenticator
 from polar.store.store import Blob, Store
 from polar.store.tokens import TokenStore
 

@@ -25,13 +25,12 @@ from polar.errors import Conflict, InvalidInput, PolarError
 from polar.files import locked, write_atomic
 from polar.models.access import TokenRole
 from polar.models.views import Problem
-from polar.rollout.access import PREFIX, READERS, GuardedRoute, allow
+from polar.rollout.access import PREFIX, READERS, Authenticator, GuardedRoute, allow
 from polar.rollout.dashboard.files import dashboard_routes
 from polar.rollout.dashboard.routes import dashboard_data_routes
 from polar.rollout.problems import answer_problems
 from polar.rollout.routes import node_routes, open_routes, token_routes, user_routes
 from polar.rollout.service import RolloutService
-from polar.rollout.tokens import Authenticator
 from polar.store.store import Store
 from polar.telemetry.page import CONTENT_TYPE, PATH, MetricsPage, is_known_host
 

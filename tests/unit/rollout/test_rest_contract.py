@@ -13,10 +13,9 @@ from polar.models.delivery import Delivery
 from polar.models.session import LeaseKey, SessionStatus
 from polar.models.views import Leases, ResultPage, TaskView
 from polar.rollout import routes
-from polar.rollout.access import SMALL
+from polar.rollout.access import SMALL, Authenticator
 from polar.rollout.server import RolloutServer, create_app
 from polar.rollout.service import RolloutService
-from polar.rollout.tokens import Authenticator
 from polar.store.store import Store
 from tests.fakes.control_plane import body_of, idle_task, result_of
 

@@ -16,10 +16,9 @@ from starlette.routing import BaseRoute, Mount
 
 from polar.errors import Unavailable
 from polar.models.access import NewToken, TokenRole
-from polar.rollout.access import GuardedRoute, names_of
+from polar.rollout.access import Authenticator, GuardedRoute, names_of
 from polar.rollout.dashboard.files import ASSETS, PAGES
 from polar.rollout.server import create_app
-from polar.rollout.tokens import Authenticator
 from polar.store.store import Store
 from polar.store.tokens import StoredToken
 from tests.fakes.control_plane import idle_task

@@ -12,7 +12,7 @@ import pytest
 from polar.app.stack import serving
 from polar.config.settings import ServerSettings, Settings, WebhookSettings
 from polar.errors import InvalidInput, PolarError
-from polar.rollout.tokens import load_or_create_token
+from polar.rollout.access import load_or_create_token
 from polar.store.store import Store
 
 
