@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, Protocol
 
 from pydantic import BaseModel, ValidationError
 
+from polar.config.settings import TaskRules
 from polar.errors import InvalidInput, explain
 from polar.models.component import Component
+from polar.models.task import TaskSpec
 
 
 class PluginClass(Protocol):
@@ -59,3 +62,41 @@ def options(kind: str, field: str, component: Component) -> BaseModel:
 def create(kind: str, field: str, component: Component) -> Any:
     """Create the named plug-in from its validated options."""
     return load(kind, component.name)(options(kind, field, component))
+
+
+def check_components(task: TaskSpec, rules: TaskRules = TaskRules()) -> None:
+    """InvalidInput, naming every field that is wrong, unless each component may be named, exists, and takes
+    its options."""
+    problems = []
+    for kind, field, component in task.components:
+        allowed = getattr(rules, kind)
+        try:
+            if allowed is not None and component.name not in allowed:
+                raise InvalidInput(
+                    f"{field}.name: {component.name!r} is not among those of server.tasks.{kind}",
+                    hint=f"it may be {' or '.join(allowed) or 'none'}",
+                )
+            _check(kind, field, component)
+        except InvalidInput as error:
+            problems.append(str(error))
+    image, allowed = task.runtime.options.get("image"), rules.images
+    if not (image is None or allowed is None or any(fnmatchcase(str(image), one) for one in allowed)):
+        problems.append(f"runtime.options.image: {image!r} is not among those of server.tasks.images")
+    if problems:
+        raise InvalidInput("; ".join(problems))
+
+
+def _check(kind: str, field: str, component: Component) -> None:
+    known = names(kind)
+    if component.name not in known:
+        hint = f"known: {', '.join(known) or 'none'}"
+        if is_new(kind, component.name):
+            hint = "it was installed after this server was started: start the server and its nodes again"
+        raise InvalidInput(f"{field}.name: unknown {field} {component.name!r}", hint=hint)
+    try:
+        options(kind, field, component)
+    except ImportError as error:
+        raise InvalidInput(
+            f"{field}.name: {component.name!r} is registered but cannot be loaded: {error}",
+            hint="reinstall the package that provides it",
+        ) from error

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequ
 from contextlib import asynccontextmanager, nullcontext
 
 from polar import __version__
+from polar.config.plugins import check_components
 from polar.config.settings import ServerSettings
 from polar.errors import Conflict, InvalidInput, NotFound, PolarError, Unavailable, concerning
 from polar.models.dashboard import NodeOverview
@@ -36,7 +37,6 @@ from polar.models.views import (
     TaskView,
 )
 from polar.rollout.access import Caller
-from polar.rollout.checks import check_components, check_runtime
 from polar.rollout.dashboard.live import Live
 from polar.rollout.dashboard.watch import Watches
 from polar.rollout.long_poll import Gone, Notifier
@@ -92,7 +92,7 @@ class RolloutService:
                 check_webhook(task, self._webhook_hosts)
         allowed = await self.store.nodes.runtimes()
         for task in tasks:
-            check_runtime(task, allowed)
+            _check_runtime(task, allowed)
         submitted = await self.store.tasks.submit_all(tasks)
         if new := sum(is_new for _, is_new in submitted):
             self._metrics.submitted.inc(new)
@@ -128,7 +128,7 @@ class RolloutService:
         original = await self.store.tasks.get(session.task_id)
         task = replay_of(original.spec, session, asked.request_id)
         check_components(task, self._settings.tasks)
-        check_runtime(task, await self.store.nodes.runtimes())
+        _check_runtime(task, await self.store.nodes.runtimes())
         origin = _origin(session, asked.calls, asked.on_divergence, samples_on=asked.samples_on)
         _, is_new = await self.store.tasks.submit(task, origin)
         if is_new:
@@ -403,3 +403,14 @@ async def repeat(purpose: str, act: Callable[[], Awaitable[None]], seconds: floa
 
 def _days(days: float | None) -> float | None:
     return None if days is None else days * 86_400
+
+
+def _check_runtime(task: TaskSpec, allowed: Collection[str]) -> None:
+    """InvalidInput unless a node allows the task's runtime, or no node has joined yet."""
+    name = task.runtime.name
+    if allowed and name not in allowed:
+        raise InvalidInput(
+            f"task {task.id!r}: runtime.name: no node of this server allows {name!r}",
+            hint=f"name {' or '.join(sorted(allowed))}, or have a node's owner add {name} to node.runtimes"
+            " in its settings and start it again",
+        )

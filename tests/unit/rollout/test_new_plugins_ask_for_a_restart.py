@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from polar.config import plugins
+from polar.config.plugins import check_components
 from polar.errors import InvalidInput
 from polar.models.task import TaskSpec
-from polar.rollout.checks import check_components
 
 
 def checked(harness: str) -> str:
