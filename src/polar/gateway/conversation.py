@@ -238,7 +238,9 @@ class Conversations:
         end, matched, recorded = _walk(path.end, messages, len(path))
         if end is not None and end.turn is not None and not recorded:
             others = [other for other in self._paths if other is not path]
-            passed = path.wording.followed_by(wording.first(matched), end.turn.messages[len(path) :])
+            # A client may send in parts what was recorded whole.
+            kept_before = len(path.end.turn.messages) if path.end.turn is not None else 0
+            passed = path.wording.followed_by(wording.first(matched), end.turn.messages[kept_before:])
             self._paths = [*others[1 - _PATHS :], _Path(root, end, passed)]
         return end, matched, recorded
 

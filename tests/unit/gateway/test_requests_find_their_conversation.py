@@ -219,6 +219,27 @@ def test_what_a_client_sends_again_is_not_kept() -> None:
         assert [text() for text in texts] == [None] * len(texts)
 
 
+def test_what_others_said_is_kept_once_where_a_client_sends_answers_in_parts() -> None:
+    """Here every text apart from its call, so that its history has more messages than the recorded one."""
+    story = Story()
+    turn = story.answer([user("hi")], said("I look.", CALL))
+    sent: list[Message] = [user("hi")]
+    heard: list[weakref.ref[Sent]] = []
+    for number in range(6):
+        result = Sent(f"result {number}")
+        heard.append(weakref.ref(result))
+        sent += [said("I look."), said("", CALL), Message(Role.TOOL, result)]
+        del result
+        recorded = [Message(Role.TOOL, f"result {number}")]
+        assert story.found(*sent) is turn
+        turn = story.answer([*turn.messages, *recorded], said("I look.", CALL))
+    sent += [said("I look."), said("", CALL)]
+    assert story.found(*sent, user("so?")) is turn
+    del sent
+    gc.collect()
+    assert [text() for text in heard] == [None] * len(heard)
+
+
 def test_a_history_that_was_sent_before_goes_on_where_its_answer_does() -> None:
     """The turn it led to may be the beginning of a longer answer that comes back in two messages."""
     story = Story()
