@@ -153,7 +153,7 @@ class Conversations:
     def __init__(self) -> None:
         self._roots: dict[bytes, _MessageNode] = {}
         """By the tools offered, the latest last: they stand before every message."""
-        self._latest: tuple[tuple[ToolDefinition, ...], bytes] | None = None
+        self._latest: tuple[tuple[ToolDefinition, ...], bytes] = (), b"[]"
         self._paths: list[_Path] = []
         """The latest last."""
         self._turns: dict[str, tuple[Turn, _MessageNode, _MessageNode]] = {}
@@ -198,7 +198,8 @@ class Conversations:
 
     def known(self, tools: tuple[ToolDefinition, ...]) -> tuple[ToolDefinition, ...]:
         """These tools as they were offered last, where they were: kept once, and compared at a glance."""
-        return self._latest[0] if self._latest is not None and self._latest[0] == tools else tools
+        self._key(tools)
+        return self._latest[0]
 
     def tools_length(self, tools: tuple[ToolDefinition, ...]) -> int:
         """How long these tools are in writing."""
@@ -250,11 +251,12 @@ class Conversations:
         return max(found, key=itemgetter(1), default=_NOWHERE)
 
     def _key(self, tools: Sequence[ToolDefinition]) -> bytes:
-        if self._latest is not None and self._latest[0] == tuple(tools):
-            return self._latest[1]
-        key = orjson.dumps(tuple(tools), option=orjson.OPT_SORT_KEYS)
-        self._latest = (tuple(tools), key)
-        return key
+        if tools is not self._latest[0]:
+            # 1, 1.0 and true are the same to Python, and are not rendered alike.
+            key = orjson.dumps(tuple(tools), option=orjson.OPT_SORT_KEYS)
+            if key != self._latest[1]:
+                self._latest = tuple(tools), key
+        return self._latest[1]
 
 
 def _adds_to(known: tuple[Message, ...], messages: tuple[Message, ...]) -> bool:

@@ -156,6 +156,27 @@ def test_other_tools_begin_anew_and_say_what_they_follow() -> None:
     assert extension.follows is turn
 
 
+def test_tools_whose_values_are_written_otherwise_are_others() -> None:
+    """Python takes 1, 1.0 and true for the same; a template writes each as it came."""
+    story = Story()
+    values = (1, True, 1.0)
+    offered = [(replace(TOOLS[0], parameters={"minimum": value}),) for value in values]
+    for value, tools in zip(values, offered, strict=True):
+        kept = story.conversations.known(tools)
+        assert repr(kept[0].parameters) == repr({"minimum": value})
+        assert story.conversations.find([user("hi"), said("a"), user("b")], kept).turn is None
+        story.tools = kept
+        turn = story.answer([user("hi")], said("a"))
+        assert story.found(user("hi"), said("a"), user("b")) is turn
+
+
+def test_tools_that_come_again_are_kept_once() -> None:
+    story = Story()
+    first = story.conversations.known((replace(TOOLS[0], parameters={"type": "object", "a": 1}),))
+    again = (replace(TOOLS[0], parameters={"a": 1, "type": "object"}),)
+    assert story.conversations.known(again) is first
+
+
 def test_a_summary_of_the_past_follows_nothing_that_was_sampled() -> None:
     story = Story()
     story.answer([Message(Role.SYSTEM, "s"), user("hi")], said("a"))
