@@ -189,13 +189,14 @@ def read_template(directory: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
 
 def _templates(directory: Path) -> dict[str, str]:
     """The model's templates by name. A few models have several: transformers takes `tool_use` if a request
-    offers tools, and `default` if it does not."""
-    file = directory / "chat_template.jinja"
-    text = file.read_text() if file.is_file() else tokenizer_config(directory).get("chat_template")
-    if isinstance(text, list):
-        return {each["name"]: each["template"] for each in text}
-    others = {path.stem: path.read_text() for path in directory.glob("additional_chat_templates/*.jinja")}
-    return others | {"default": text} if isinstance(text, str) else others
+    offers tools, and `default` if it does not. Those in files go before those of the tokenizer's settings."""
+    files = {path.stem: path for path in directory.glob("additional_chat_templates/*.jinja")}
+    if (file := directory / "chat_template.jinja").is_file():
+        files = {"default": file} | files
+    text = tokenizer_config(directory).get("chat_template")
+    if files or text is None:
+        return {name: path.read_text() for name, path in files.items()}
+    return {"default": text} if isinstance(text, str) else {it["name"]: it["template"] for it in text}
 
 
 def message_fields(message: Message) -> dict[str, Any]:

@@ -391,6 +391,36 @@ def test_the_template_for_tools_renders_where_tools_are_offered(tmp_path: Path, 
         assert (b"<tools>" in b"".join(map(chosen.renderer.spelling, ids))) is bool(tools)
 
 
+@pytest.mark.parametrize("apart", [["tool_use"], ["default", "tool_use"]], ids=str)
+@pytest.mark.parametrize("has_file", [False, True], ids=["in the settings", "in a file"])
+def test_templates_in_files_go_before_those_of_the_settings(
+    tmp_path: Path, apart: list[str], has_file: bool
+) -> None:
+    with_bytes(PLAIN, tmp_path)
+    file, directory = tmp_path / "chat_template.jinja", tmp_path / "additional_chat_templates"
+    if not has_file:
+        file.unlink()
+    directory.mkdir()
+    for name in apart:
+        (directory / f"{name}.jinja").write_text(f"{name} apart")
+    named = [{"name": name, "template": f"{name} of the settings"} for name in ("default", "tool_use")]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    template = read_template(tmp_path, read_tokenizer(tmp_path / "tokenizer.json"))
+    reference = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    asked = MessageForm().fields([Message(Role.USER, "a")])
+    if not has_file and "default" not in apart:
+        assert template is None
+        with pytest.raises(ValueError, match="no default"):
+            reference.apply_chat_template(asked)
+        return
+    assert template is not None
+    for tools in ([], [tool_fields(TOOL)]):
+        shown = reference.apply_chat_template(
+            asked, tools=tools or None, add_generation_prompt=True, tokenize=False
+        )
+        assert template.rendered(asked, tools) == shown
+
+
 @pytest.mark.parametrize("config", [{}, {"bos_token": "</s>"}, {"added_tokens_decoder": {}}], ids=str)
 def test_tokens_that_an_older_checkpoint_names_apart_are_those_of_transformers(
     tmp_path: Path, config: dict[str, object]
