@@ -160,7 +160,11 @@ class ChatTemplate:
         template = self._with_tools if tools else self._template
         try:
             return template.render(
-                messages=messages, tools=tools or None, add_generation_prompt=True, **self._tokens
+                messages=messages,
+                tools=tools or None,
+                documents=None,
+                add_generation_prompt=True,
+                **self._tokens,
             )
         except _FAILURES as error:
             raise Unrenderable(f"this model's template cannot show the conversation: {error}") from None

@@ -421,6 +421,15 @@ def test_templates_in_files_go_before_those_of_the_settings(
         assert template.rendered(asked, tools) == shown
 
 
+def test_a_template_is_told_that_there_are_no_documents(tmp_path: Path) -> None:
+    with_bytes("{{ 'none' if documents is none else documents }}", tmp_path)
+    template = read_template(tmp_path, read_tokenizer(tmp_path / "tokenizer.json"))
+    reference = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    asked = MessageForm().fields([Message(Role.USER, "a")])
+    assert template is not None
+    assert template.rendered(asked, []) == reference.apply_chat_template(asked, tokenize=False) == "none"
+
+
 @pytest.mark.parametrize("config", [{}, {"bos_token": "</s>"}, {"added_tokens_decoder": {}}], ids=str)
 def test_tokens_that_an_older_checkpoint_names_apart_are_those_of_transformers(
     tmp_path: Path, config: dict[str, object]
