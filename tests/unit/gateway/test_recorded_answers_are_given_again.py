@@ -101,14 +101,14 @@ def report_of(scene: Scene) -> ReplayReport:
 
 @asynccontextmanager
 async def longest_gap() -> AsyncIterator[Callable[[], float]]:
-    """How long the event loop stood still at most, in seconds."""
+    """How long the event loop stood still at most, in seconds of CPU time: a loaded machine stops it, too."""
     gaps = [0.0]
 
     async def beat() -> None:
         while True:
-            begun = time.perf_counter()
+            begun = time.process_time()
             await asyncio.sleep(0)
-            gaps.append(time.perf_counter() - begun)
+            gaps.append(time.process_time() - begun)
 
     beating = asyncio.create_task(beat())
     yield lambda: max(gaps)
@@ -304,9 +304,9 @@ async def test_long_recordings_are_soon_ready(set_scene: SetScene) -> None:
     one = (await recorded(set_scene)).completions[0]
     ids = np.zeros(2_000_000, np.int32)
     completions = tuple(replace(one, id=f"{turn}", prompt_ids=ids[: turn * 1000]) for turn in range(2000))
-    begun = time.perf_counter()
+    begun = time.process_time()
     playback(TokenTree(completions, ()))
-    assert time.perf_counter() - begun < 0.5
+    assert time.process_time() - begun < 0.5
 
 
 @pytest.mark.parametrize(
