@@ -29,8 +29,8 @@ class ReplayingServer:
     def __exit__(self, *_: object) -> None: ...
 
     def branch(self, session_id: str, calls: int, samples: int, **ways: Any) -> list[SessionView]:
-        origin = Origin(session_id=session_id, calls=calls, on_divergence=ways["on_divergence"])
-        self._ask((session_id, calls, samples), ways["request_id"])
+        self._ask((session_id, calls, samples), ways.pop("request_id"))
+        origin = Origin(session_id=session_id, calls=calls, **ways)
         return self._begin([(f"t.{1 + number}", "t") for number in range(samples)], origin)
 
     def replay(self, session_id: str, calls: int | None, **ways: Any) -> SessionView:

@@ -18,7 +18,7 @@ from polar.cli.submit import exit_if_failed, follow, interruptible
 from polar.client import Client
 from polar.errors import Backoff, InvalidInput, retry
 from polar.models.session import Divergence, ReplayReport, SessionResult
-from polar.models.task import OnDivergence
+from polar.models.task import BudgetScope, OnDivergence
 from polar.models.views import SessionView
 
 T = TypeVar("T")
@@ -36,6 +36,11 @@ _DIVERGENCE = (
     " answers it and what follows. recorded: it gets the recorded answer anyway, which is never trained."
 )
 
+_BUDGETS = (
+    "What of a branch the task's budgets count. new: what it adds. session: its beginning too, so that it"
+    " ends where a sample with that beginning would."
+)
+
 
 def branch(
     session: SessionId,
@@ -44,6 +49,7 @@ def branch(
     ],
     samples: Annotated[int, typer.Option(min=1, max=1024, help="Branches that leave the session there.")] = 1,
     on_divergence: Annotated[OnDivergence, typer.Option(help=_DIVERGENCE)] = OnDivergence.LIVE,
+    budgets: Annotated[BudgetScope, typer.Option(help=_BUDGETS)] = BudgetScope.NEW,
     as_json: AsJson = False,
     server: Server = None,
     token: Token = None,
@@ -65,7 +71,7 @@ def branch(
         if ended is not None and 0 < ended.stats.completions <= at:
             raise InvalidInput(f"--at: must be below {ended.stats.completions}, its number of model calls")
         ways = _ways(on_divergence)
-        added = _asked(lambda: client.branch(session, at, samples, **ways))
+        added = _asked(lambda: client.branch(session, at, samples, budgets=budgets, **ways))
         views = _views(client, added)
     print_list(views, session_table, as_json=as_json)
     results = [view.result for view in views if view.result is not None]

@@ -23,7 +23,7 @@ from polar.models.dashboard import NodeList, NodeOverview, Overview, WatchedSess
 from polar.models.delivery import SIZES, CaptureGrowth, CaptureLengths, Delivery, DeliveryAnswer
 from polar.models.policy import Pause, PauseMode, PolicyOrder, PolicyReport, PolicyView, Resume, Update
 from polar.models.session import LeaseKey, SessionEvent, SessionResult, SessionStatus
-from polar.models.task import OnDivergence, Run, RunKind, TaskSpec, TaskStatus
+from polar.models.task import BudgetScope, OnDivergence, Run, RunKind, TaskSpec, TaskStatus
 from polar.models.views import (
     BranchRequest,
     EventPage,
@@ -161,6 +161,7 @@ class AsyncClient(Connection):
         samples: int = 1,
         *,
         on_divergence: OnDivergence = OnDivergence.LIVE,
+        budgets: BudgetScope = BudgetScope.NEW,
         request_id: str | None = None,
     ) -> tuple[SessionView, ...]:
         """Add sessions to the task of one that has ended: its first `calls` model calls are answered from its
@@ -168,7 +169,8 @@ class AsyncClient(Connection):
 
         With a `request_id`, the same request again adds nothing.
         """
-        asked = {"calls": calls, "samples": samples, "on_divergence": on_divergence, "request_id": request_id}
+        ways = {"on_divergence": on_divergence, "budgets": budgets}
+        asked = {"calls": calls, "samples": samples, "request_id": request_id, **ways}
         path = f"/sessions/{segment(session_id)}/branches"
         return (await self._post(path, _checked(BranchRequest, asked), SessionPage)).sessions
 

@@ -155,9 +155,7 @@ class ModelCall:
         logprobs: tuple[TokenLogprob, ...] = ()
         if self._request.logprobs and ids:
             logprobs = self._generation.spelt(TokenChunk(ids, completion.logprobs.tolist(), 0))
-        if LEFT in completion.extra:
-            self.session.clock.skip_to(float(completion.extra[LEFT]))
-        self.session.sampled_tokens += completion.sampled_tokens
+        self.session.count_given(completion)
         self.session.record(completion, usage, is_whole=self._request.raw is None, said=self._said)
         send(MessageDelta(message.content, message.reasoning or "", message.tool_calls, logprobs))
         stop_sequence = completion.extra.get(STOP_SEQUENCE)

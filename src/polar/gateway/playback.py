@@ -45,7 +45,7 @@ from polar.models.session import (
     Origin,
     ReplayReport,
 )
-from polar.models.task import OnDivergence
+from polar.models.task import BudgetScope, OnDivergence
 from polar.recordings.tree import TokenTree
 
 if TYPE_CHECKING:
@@ -293,6 +293,10 @@ class Playback:
             return {**completion.extra, RESUMED: "yes"}
         kept = {name: said for name, said in completion.extra.items() if name not in (RESUMED, DIVERGED)}
         return {REPLAYED: self._origin.session_id, **kept}
+
+    def is_free(self, completion: Completion) -> bool:
+        """Whether budgets leave out an answer that was given: what earlier attempts sampled they count."""
+        return REPLAYED in completion.extra and self._origin.budgets is BudgetScope.NEW
 
     def note(self, call: int) -> dict[str, str]:
         """What the record of a call's answer tells of its divergence, if it was one."""

@@ -20,7 +20,7 @@ from polar.gateway.playback import Playback, ReplayEnded
 from polar.gateway.quota import GatewayMemory, SessionQuota
 from polar.gateway.request_coalescer import RequestCoalescer
 from polar.models.chat import ChatRequest, FinishReason, Message, Usage
-from polar.models.completion import Completion
+from polar.models.completion import LEFT, Completion
 from polar.models.session import AgentEnd, Progress
 from polar.models.task import Budgets, SamplingPin
 from polar.recordings.capture import CaptureWriter
@@ -104,10 +104,18 @@ class WallClock:
 
     def skip_to(self, left: float) -> None:
         """Leave no more seconds than that."""
+        if (now := self.left) is not None:
+            self._leave(min(now, left))
+
+    def restart(self) -> None:
+        """Leave all of its seconds."""
+        if self.left is not None:
+            self._leave(self.seconds)
+
+    def _leave(self, seconds: float | None) -> None:
         is_running = self._timer is not None
         self.pause()
-        if self._left is not None:
-            self._left = min(self._left, left)
+        self._left = seconds
         if is_running:
             self.resume()
 
@@ -159,6 +167,8 @@ class Session:
         self.has_lost_call = False
         self.sampled_tokens = 0
         self._completions = 0
+        self._free = Progress()
+        """What of that the budgets do not count."""
         self.recorded = 0
         """How many completions its capture holds."""
         self._begun = 0
@@ -185,7 +195,7 @@ class Session:
         budgets = self.grant.budgets
         open_calls = len(self.calls)
         self.quota.refuse_calls(count, in_flight=open_calls)
-        used = self._completions + open_calls
+        used = self._completions - self._free.completions + open_calls
         if budgets.max_completions is not None and used + count > budgets.max_completions:
             raise self._spent(f"all {budgets.max_completions} model calls are used")
         if self.tokens_left == 0:
@@ -232,7 +242,18 @@ class Session:
     @property
     def tokens_left(self) -> int | None:
         limit = self.grant.budgets.max_sampled_tokens
-        return None if limit is None else max(limit - self.sampled_tokens, 0)
+        return None if limit is None else max(limit + self._free.sampled_tokens - self.sampled_tokens, 0)
+
+    def count_given(self, completion: Completion) -> None:
+        """Count a recorded answer, and the time that it took when it was sampled, or nothing of it."""
+        playback, free = self.grant.playback, self._free
+        self.sampled_tokens += completion.sampled_tokens
+        if playback is not None and playback.is_free(completion):
+            tokens = free.sampled_tokens + completion.sampled_tokens
+            self._free = Progress(completions=free.completions + 1, sampled_tokens=tokens)
+            self.clock.restart()
+        elif LEFT in completion.extra:
+            self.clock.skip_to(float(completion.extra[LEFT]))
 
     def end_replay(self, ended: ReplayEnded) -> RequestRefused:
         """What a call is told after which the agent is to go no further."""

@@ -7,7 +7,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from polar.models.component import Frozen
-from polar.models.task import Id, OnDivergence, TaskSpec
+from polar.models.task import BudgetScope, Id, OnDivergence, TaskSpec
 
 PROCESSED = "processed_logprobs"
 RAW = "raw_logprobs"
@@ -187,6 +187,7 @@ class Origin(Frozen):
     samples_on: bool = True
     """Whether the model answers what is asked after these calls; otherwise the agent is ended there."""
     on_divergence: OnDivergence = OnDivergence.LIVE
+    budgets: BudgetScope = BudgetScope.NEW
     depth: int = Field(default=1, ge=0)
     """1 for a branch of a sample, 2 for a branch of such a branch, and so on."""
 

@@ -211,6 +211,15 @@ class OnDivergence(StrEnum):
     """It gets the recorded answer to the other request, which is never trained."""
 
 
+class BudgetScope(StrEnum):
+    """What of a branch its budgets count."""
+
+    NEW = "new"
+    """What it adds; the beginning that it is given again costs nothing."""
+    SESSION = "session"
+    """All of it: it ends where a sample with that beginning would."""
+
+
 class Branching(Frozen):
     """Sessions that share a sample's beginning and then continue independently."""
 
@@ -221,6 +230,8 @@ class Branching(Frozen):
     depth: int = Field(default=1, ge=1, le=8)
     """1 branches samples only, 2 also branches, and so on."""
     on_divergence: OnDivergence = OnDivergence.LIVE
+    budgets: BudgetScope = BudgetScope.NEW
+    """What of a branch model calls, sampled tokens and seconds are counted for."""
 
 
 class WebhookEvent(StrEnum):

@@ -18,7 +18,7 @@ from polar.models.session import (
     SessionStatus,
     StageEntry,
 )
-from polar.models.task import Id, OnDivergence, RunKind, TaskSpec, TaskStatus, WebhookEvent
+from polar.models.task import BudgetScope, Id, OnDivergence, RunKind, TaskSpec, TaskStatus, WebhookEvent
 
 
 class Reward(StrEnum):
@@ -225,6 +225,8 @@ class BranchRequest(Frozen):
     samples: int = Field(default=1, ge=1, le=1024)
     """Number of branches."""
     on_divergence: OnDivergence = OnDivergence.LIVE
+    budgets: BudgetScope = BudgetScope.NEW
+    """What of a branch its task's budgets count."""
     request_id: Id | None = None
     """Makes the request idempotent; None always adds new branches."""
 

@@ -16,7 +16,7 @@ from polar.errors import Conflict, InvalidInput, NotFound, PolarError, Unavailab
 from polar.models.dashboard import NodeOverview
 from polar.models.delivery import CaptureLengths, DeliveryAnswer
 from polar.models.session import LeaseKey, Origin
-from polar.models.task import MAX_ID, OnDivergence, TaskSpec
+from polar.models.task import MAX_ID, BudgetScope, TaskSpec
 from polar.models.views import (
     NODE_PROTOCOL,
     BranchRequest,
@@ -114,7 +114,7 @@ class RolloutService:
     async def branch(self, session_id: str, asked: BranchRequest) -> SessionPage:
         """Add sessions to a task that begin with the recorded answers of one of its own."""
         session = await self.store.recorded(session_id, asked.calls)
-        origin = _origin(session, asked.calls, asked.on_divergence, samples_on=True)
+        origin = _origin(session, asked, samples_on=True, budgets=asked.budgets)
         added, is_new = await self.store.branches.add(
             session.task_id, origin, asked.samples, asked.request_id
         )
@@ -129,7 +129,7 @@ class RolloutService:
         task = replay_of(original.spec, session, asked.request_id)
         check_components(task, self._settings.tasks)
         _check_runtime(task, await self.store.nodes.runtimes())
-        origin = _origin(session, asked.calls, asked.on_divergence, samples_on=asked.samples_on)
+        origin = _origin(session, asked, samples_on=asked.samples_on)
         _, is_new = await self.store.tasks.submit(task, origin)
         if is_new:
             self._metrics.submitted.inc()
@@ -363,13 +363,18 @@ class RolloutService:
 
 
 def _origin(
-    session: SessionView, calls: int | None, on_divergence: OnDivergence, *, samples_on: bool
+    session: SessionView,
+    asked: BranchRequest | ReplayRequest,
+    *,
+    samples_on: bool,
+    budgets: BudgetScope = BudgetScope.NEW,
 ) -> Origin:
     return Origin(
         session_id=session.id,
-        calls=calls,
+        calls=asked.calls,
         samples_on=samples_on,
-        on_divergence=on_divergence,
+        on_divergence=asked.on_divergence,
+        budgets=budgets,
         depth=1 if session.origin is None else session.origin.depth + 1,
     )
 

@@ -83,7 +83,13 @@ def _chosen(branching: Branching, row: Row[Any], result: SessionResult) -> list[
         return []
     points = [at for at in dict.fromkeys(result.branch_at) if 0 <= at < result.stats.completions]
     return [
-        Origin(session_id=row.id, calls=at, on_divergence=branching.on_divergence, depth=depth)
+        Origin(
+            session_id=row.id,
+            calls=at,
+            on_divergence=branching.on_divergence,
+            budgets=branching.budgets,
+            depth=depth,
+        )
         for at in points
         for _ in range(branching.samples)
     ]

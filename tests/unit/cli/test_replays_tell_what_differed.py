@@ -93,8 +93,9 @@ def test_branches_are_listed_and_those_that_left_the_recording_early_named(serve
     assert done.stdout.count("branch of t.0 after 5 calls") == 2
     note = "4 model calls of t.0, 31 tokens, 3 divergences, 1 answer never asked for"
     assert f"t.1: {note}; polar show t.1 tells more" in done.stdout.splitlines()
-    ids = [json.loads(line)["id"] for line in polar("branch", "t.0", "--at", 5, "--json").stdout.splitlines()]
-    assert ids == ["t.1"]
+    done = polar("branch", "t.0", "--at", 5, "--budgets", "session", "--json")
+    (view,) = map(json.loads, done.stdout.splitlines())
+    assert (view["id"], view["origin"]["budgets"]) == ("t.1", "session")
 
 
 def test_a_branch_leaves_before_the_last_call(server: ReplayingServer) -> None:

@@ -14,7 +14,7 @@ from polar.client import AsyncClient, Client, async_client, connection
 from polar.errors import Conflict, InvalidInput, NotFound, Unavailable
 from polar.models.delivery import Delivery
 from polar.models.session import LeaseKey, Origin, SessionStatus
-from polar.models.task import OnDivergence, TaskStatus
+from polar.models.task import BudgetScope, OnDivergence, TaskStatus
 from polar.models.views import Heartbeat, LeaseRequest, Release, SessionBeat
 from tests.fakes.blocking_client import Blocking
 from tests.fakes.control_plane import idle_task, result_of
@@ -172,8 +172,9 @@ def test_branches_are_waited_for_with_their_task(client: Any, plane: Any) -> Non
     assert client.branch("a.0", 3, 2, request_id="mine") == first
     origin = Origin(session_id="a.0", calls=3)
     assert [(view.id, view.origin) for view in first] == [("a.1", origin), ("a.2", origin)]
-    (later,) = client.branch("a.0", 0, on_divergence=OnDivergence.STOP)
-    assert later.origin == Origin(session_id="a.0", calls=0, on_divergence=OnDivergence.STOP)
+    ways: Any = {"on_divergence": OnDivergence.STOP, "budgets": BudgetScope.SESSION}
+    (later,) = client.branch("a.0", 0, **ways)
+    assert later.origin == Origin(session_id="a.0", calls=0, **ways)
     with ThreadPoolExecutor(1) as pool:
         finishing = pool.submit(plane.finish, 3)
         assert [result.sample for result in client.wait("a")] == [0, 1, 2, 3]

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from polar.gateway.playback import ANOTHER_REQUEST, Playback
 from polar.models.chat import FinishReason
 from polar.models.completion import REPLAYED, RESUMED, SUPERSEDED, Completion
-from polar.models.session import AgentEnd, Origin, ReplayReport
-from polar.models.task import Budgets, OnDivergence
+from polar.models.session import AgentEnd, Origin, Progress, ReplayReport
+from polar.models.task import Budgets, BudgetScope, OnDivergence
 from polar.recordings.tree import TokenTree
 from polar.trajectory.accounting import Exclusion
 from polar.trajectory.prefix_merging import PrefixMerging
@@ -523,14 +523,45 @@ async def test_what_a_branch_sampled_is_continued_by_sampling(set_scene: SetScen
     assert branch.report.divergence_count == 0
 
 
-async def test_budgets_hold_for_the_replayed_part_too(set_scene: SetScene) -> None:
+async def test_budgets_count_what_is_new(set_scene: SetScene) -> None:
+    """Calls and tokens; what runs tell of their progress is the whole session."""
     tree = await recorded(set_scene)
-    scene = await set_scene([LIVE], playback=playback(tree, calls=2), budgets=Budgets(max_completions=2))
+    shared = sum(it.sampled_tokens for it in tree.completions[:2])
+    branch = playback(tree, calls=2)
+    limits = Budgets(max_completions=1, max_sampled_tokens=3)
+    scene = await set_scene([LIVE], playback=branch, budgets=limits)
+    messages = await conversation(scene)
+    assert branch.report.calls == 2
+    assert scene.gateway.progress("s1") == Progress(completions=3, sampled_tokens=shared + 3)
+    told = await refused(scene, [*messages, {"role": "user", "content": "And?"}])
+    assert "all 1 model calls are used" in told
+    assert len((await scene.captured())[-1].sampled_ids) == 3
+
+
+async def test_budgets_count_the_whole_session_where_that_is_asked_for(set_scene: SetScene) -> None:
+    tree = await recorded(set_scene)
+    branch = playback(tree, calls=2, budgets=BudgetScope.SESSION)
+    scene = await set_scene([LIVE], playback=branch, budgets=Budgets(max_completions=2))
     first = await ask(scene, [QUESTION])
     messages = [QUESTION, first, result(first, "a.txt")]
     second = await ask(scene, messages)
     told = await refused(scene, [*messages, second, result(second, "b.txt")])
     assert "all 2 model calls are used" in told
+
+
+@pytest.mark.parametrize("is_branch", [False, True])
+async def test_what_earlier_attempts_sampled_is_counted(set_scene: SetScene, is_branch: bool) -> None:
+    tree = await recorded(set_scene) if is_branch else TokenTree()
+    origin = Origin(session_id="parent" if is_branch else "s1", calls=1 if is_branch else None)
+    first = await set_scene([CALL, "Half."][is_branch:], playback=Playback(tree, origin, "s1"))
+    messages = await conversation(first, turns=2)
+    resumed = Playback(tree, origin, "s1", earlier=await first.tree())
+    again = await set_scene([LIVE], playback=resumed, budgets=Budgets(max_completions=3 - is_branch))
+    assert await conversation(again, turns=2) == messages
+    messages.append({"role": "user", "content": "And?"})
+    messages.append(await ask(again, messages))
+    messages.append({"role": "user", "content": "And then?"})
+    assert "model calls are used" in await refused(again, messages)
 
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

@@ -9,7 +9,7 @@ import pytest
 
 from polar.config.settings import ServerSettings, TaskRules
 from polar.models.session import Lease, LeaseKey, Origin, TrajectoryStats
-from polar.models.task import OnDivergence
+from polar.models.task import BudgetScope, OnDivergence
 from polar.models.views import SessionPage, SessionView
 from polar.rollout.server import RolloutServer
 from polar.store.store import Store
@@ -48,12 +48,13 @@ def problem(response: httpx.Response) -> tuple[int, str, str]:
 
 
 async def test_branches_join_the_task(http: httpx.AsyncClient, store: Store, sample: str) -> None:
-    asked = {"calls": 3, "samples": 2, "on_divergence": "stop", "request_id": "mine"}
+    asked = {"calls": 3, "samples": 2, "on_divergence": "stop", "budgets": "session", "request_id": "mine"}
     answers = [await http.post(f"/sessions/{sample}/branches", json=asked) for _ in range(2)]
     assert [answer.status_code for answer in answers] == [201, 201]
     assert answers[0].content == answers[1].content
     added = SessionPage.model_validate_json(answers[0].content).sessions
-    origin = Origin(session_id=sample, calls=3, on_divergence=OnDivergence.STOP)
+    ways: Any = {"on_divergence": OnDivergence.STOP, "budgets": BudgetScope.SESSION}
+    origin = Origin(session_id=sample, calls=3, **ways)
     assert [(one.id, one.task_id, one.origin) for one in added] == [
         ("task.2", "task", origin),
         ("task.3", "task", origin),

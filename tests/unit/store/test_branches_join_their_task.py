@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from polar.errors import Conflict, InvalidInput, NotFound
 from polar.models.delivery import Delivery
 from polar.models.session import FailureReason, Lease, Origin, ReplayReport, SessionStatus, TrajectoryStats
-from polar.models.task import OnDivergence, TaskStatus, Webhook, WebhookEvent
+from polar.models.task import BudgetScope, OnDivergence, TaskStatus, Webhook, WebhookEvent
 from polar.models.views import SessionFilter, SessionView
 from polar.store.backup import back_up, restore
 from polar.store.delivery import Retries, complete_rows
@@ -153,12 +153,15 @@ async def test_only_what_is_recorded_can_be_begun_with(store: Store) -> None:
 
 
 async def test_what_a_strategy_chose_becomes_branches_as_deep_as_the_task_says(store: Store) -> None:
-    await store.tasks.submit(idle_task(branching={"at": "idle", "samples": 2, "depth": 2}))
+    branching = {"at": "idle", "samples": 2, "depth": 2, "budgets": "session"}
+    await store.tasks.submit(idle_task(branching=branching))
     (sample,) = await claim(store)
     await end(store, sample, 2, 5)
     of_sample = [("task.0", 2, 1), ("task.0", 2, 1), ("task.0", 5, 1), ("task.0", 5, 1)]
     assert await origins(store) == [None, *of_sample]
     branch, *_ = await claim(store)
+    assert branch.origin is not None
+    assert branch.origin.budgets is BudgetScope.SESSION
     await end(store, branch, 6)
     of_branch = [("task.1", 6, 2), ("task.1", 6, 2)]
     assert await origins(store) == [None, *of_sample, *of_branch]
