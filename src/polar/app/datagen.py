@@ -172,7 +172,7 @@ class Tally:
         self.failed += session.result.status is SessionStatus.FAILED
         self.found += session.was_found
         self.retried += session.retries
-        self.sampled_tokens += 0 if session.was_found else session.result.stats.sampled_tokens
+        self.sampled_tokens += 0 if session.was_found else session.result.stats.new_tokens
 
     @property
     def seconds(self) -> float:

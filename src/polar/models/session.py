@@ -126,6 +126,8 @@ class Fault(Frozen):
     """The problem."""
 
 
+REPLAYED_TOKENS = "replayed"
+"""The reason to exclude tokens that another session sampled."""
 UNRECORDED = "unrecorded"
 """In `TrajectoryStats.excluded`: of a session that the server itself ended, what its nodes had sampled by
 their last heartbeat. No recording was delivered."""
@@ -162,6 +164,16 @@ class TrajectoryStats(Frozen):
     """Length of one trace per completion divided by the length of these traces."""
     faults: tuple[Fault, ...] = ()
     """Unsound parts of the recording."""
+
+    @property
+    def replayed_tokens(self) -> int:
+        """Tokens that another session sampled, whose statistics have them too."""
+        return self.excluded.get(REPLAYED_TOKENS, 0)
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens that the session sampled itself."""
+        return self.sampled_tokens - self.replayed_tokens
 
 
 class Verdict(Frozen):

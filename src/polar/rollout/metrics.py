@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Summary
 from prometheus_client.metrics_core import Metric
 
 from polar.errors import PolarError
-from polar.models.session import SessionResult, SessionStatus
+from polar.models.session import REPLAYED_TOKENS, SessionResult, SessionStatus
 from polar.store.store import Store
 
 
@@ -79,7 +79,8 @@ class ServerMetrics:
         self._results.labels(result.status.value).inc()
         if result.reward is not None:
             self._reward.observe(result.reward)
-        self._sampled.inc(result.stats.sampled_tokens)
+        self._sampled.inc(result.stats.new_tokens)
         self._trainable.inc(result.stats.trainable_tokens)
         for reason, tokens in result.stats.excluded.items():
-            self._excluded.labels(reason).inc(tokens)
+            if reason != REPLAYED_TOKENS:
+                self._excluded.labels(reason).inc(tokens)

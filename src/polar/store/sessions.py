@@ -110,7 +110,7 @@ def end(
                 "fencing_token": row.fencing_token,
                 "reward": _credited(result),
                 "usable": result.is_usable,
-                "sampled_tokens": result.stats.sampled_tokens,
+                "sampled_tokens": result.stats.new_tokens,
                 "trainable_tokens": result.stats.trainable_tokens,
                 "result": result.model_dump_json(),
                 "created_at": now,

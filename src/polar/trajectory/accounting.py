@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from polar.models.chat import FinishReason
 from polar.models.completion import REPLAYED, SUPERSEDED, Completion, Logprobs
-from polar.models.session import Fault, TrajectoryStats
+from polar.models.session import REPLAYED_TOKENS, Fault, TrajectoryStats
 from polar.models.trace import Segment, TraceRef
 from polar.recordings.tree import TokenTree
 from polar.trajectory.lineage import Ancestry
@@ -26,7 +26,7 @@ class Exclusion(StrEnum):
     """The client disconnected during the answer."""
     ENGINE_ERROR = "engine_error"
     """The engine failed during the answer."""
-    REPLAYED = "replayed"
+    REPLAYED = REPLAYED_TOKENS
     """Replayed from another session, which trains them."""
     SUPERSEDED_BY_RESUME = "superseded_by_resume"
     """An earlier attempt sampled them, and the one that ended the session went another way."""

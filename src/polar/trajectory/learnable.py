@@ -19,7 +19,7 @@ from polar.models.completion import CONSTRAINT, Completion
 from polar.models.session import PROCESSED, AgentEnd, SessionResult, SessionStatus
 from polar.models.trace import Trace
 from polar.recordings.recording import Recording
-from polar.trajectory.accounting import Exclusion, sound
+from polar.trajectory.accounting import sound
 
 ROUNDING = 1e-9
 """Rewards within this are equal: the same parts may differ by it, summed in another order."""
@@ -116,7 +116,7 @@ class EndedSession:
     @property
     def replayed_tokens(self) -> int:
         """Tokens sampled by another session and replayed in this one."""
-        return self.result.stats.excluded.get(Exclusion.REPLAYED, 0)
+        return self.result.stats.replayed_tokens
 
     @property
     def is_branch(self) -> bool:

@@ -58,7 +58,8 @@ def task() -> TaskSpec:
 
 
 def result(id: str, sample: int) -> SessionResult:
-    stats = TrajectoryStats(sampled_tokens=10, trainable_tokens=7, excluded={"retry_superseded": 3})
+    left_out = {"retry_superseded": 3, "replayed": 20}
+    stats = TrajectoryStats(sampled_tokens=30, trainable_tokens=7, excluded=left_out)
     return SessionResult(
         session_id=id,
         task_id="t",
@@ -105,6 +106,8 @@ async def test_leases_and_deliveries_are_counted_as_they_happen(service: Rollout
     assert found["polar_server_sampled_tokens_total", ""] == 10
     assert found["polar_server_trainable_tokens_total", ""] == 7
     assert found["polar_server_excluded_tokens_total", "retry_superseded"] == 3
+    # What a branch was given again was counted with the session that sampled it.
+    assert ("polar_server_excluded_tokens_total", "replayed") not in found
     assert found["polar_server_deliveries_total", "retried"] == 1
     assert found["polar_server_leases_given_back_total", ""] == 1
     assert found["polar_server_sessions", "queued"] == 2

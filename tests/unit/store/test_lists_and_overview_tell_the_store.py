@@ -139,6 +139,14 @@ async def test_minutes_add_up_to_what_ended(store: Store, clock: Clock) -> None:
     assert sum(one.ended for one in minutes) == 4
 
 
+async def test_minutes_count_no_token_twice(store: Store) -> None:
+    await store.tasks.submit(idle_task())
+    (lease,) = await store.leases.claim("north", limit=1, runtimes=["idle"], seconds=60)
+    stats = TrajectoryStats(sampled_tokens=30, trainable_tokens=10, excluded={"replayed": 20})
+    await complete(store, lease.key, result_of(lease, stats=stats))
+    assert (await store.listing.minutes())[-1].sampled_tokens == 10
+
+
 async def test_nodes_are_those_that_report_or_hold_sessions(store: Store, clock: Clock) -> None:
     await end_some(store)
     await store.policy.report("south", PolicyReport(step=0, version=3, error="no memory"))
