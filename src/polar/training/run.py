@@ -6,8 +6,8 @@ import asyncio
 import logging
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
+from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, ThreadPoolExecutor, wait
+from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -276,7 +276,9 @@ def in_thread(name: str, context: AbstractAsyncContextManager[T]) -> Iterator[T]
                 serving.result()
             yield started.result()
         finally:
-            ending.set_result(None)
+            # It is cancelled where the context has ended by itself.
+            with suppress(InvalidStateError):
+                ending.set_result(None)
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 from collections.abc import AsyncIterator
@@ -109,6 +110,30 @@ def test_why_it_cannot_start_is_said_also_while_its_thread_ends(
 ) -> None:
     monkeypatch.setattr(threading, "Thread", Lingering)
     test_a_server_that_cannot_start_says_why(tmp_path, monkeypatch)
+
+
+def test_a_server_that_ends_by_itself_hides_no_error_of_the_trainer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_ended = threading.Event()
+
+    @asynccontextmanager
+    async def started(*_: object) -> AsyncIterator[ServerAddress]:
+        try:
+            # As it does where a part in the background fails: the rest is cancelled.
+            async with asyncio.timeout(0):
+                yield HERE
+        finally:
+            has_ended.set()
+
+    def fail() -> None:
+        with server_beside_trainer(*settings(tmp_path), [], print):
+            assert has_ended.wait(60)
+            raise NotInstalled("the trainer's own reason")
+
+    monkeypatch.setattr(run, "rollout_server", started)
+    with pytest.raises(NotInstalled, match="the trainer's own"):
+        fail()
 
 
 def test_a_server_that_is_there_is_taken_as_it_is(tmp_path: Path) -> None:
