@@ -39,6 +39,17 @@ def failing(learner, batches):
 Learner.learn = failing
 """
 """Run by the interpreter of every process before anything else."""
+WAITING = """
+import sys
+from pathlib import Path
+from threading import Event
+from polar.training.ranks import joined
+from polar.training.settings import GrpoSettings, load_run
+with joined(load_run(Path(sys.argv[1]), GrpoSettings), 2) as ranks, ranks.explained():
+    print("all are here", file=sys.stderr)
+    Event().wait(600)
+"""
+"""What rank 0 does while it collects for hours: it waits, with nothing that tells it of other ranks."""
 RENDEZVOUS = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *RENDEZVOUS]
 STARTED_BY = {
@@ -142,6 +153,16 @@ async def test_a_rank_that_is_killed_is_named_and_the_run_resumes(tiny_model: Pa
         )
         await eventually(lambda: not any(map(is_running, ranks)))
     resumes(tiny_model, tmp_path)
+
+
+async def test_a_rank_that_is_killed_ends_whatever_rank_0_waits_for(tiny_model: Path, tmp_path: Path) -> None:
+    path = written(tiny_model, tmp_path)
+    with running([sys.executable, "-c", WAITING, str(path)], tmp_path) as run:
+        await eventually(lambda: "all are here" in run.said, 240)
+        (rank,) = run.ranks()
+        os.kill(rank, signal.SIGKILL)
+        assert await run.ends() == 1
+        assert "PolarError: rank 1 of 2 was ended by SIGKILL" in run.said
 
 
 async def test_no_rank_outlives_the_one_that_leads(tiny_model: Path, tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from _thread import interrupt_main
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -319,4 +318,5 @@ class _Followers:
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
             self._ended.put(f"{name} {how}")
         if not self.noticed.wait(NOTICE_SECONDS):
-            interrupt_main()
+            # A real signal, which ends a wait, too; `interrupt_main` would be seen after it.
+            os.kill(os.getpid(), signal.SIGINT)
