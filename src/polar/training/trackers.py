@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from importlib import import_module
@@ -49,16 +50,27 @@ def trackers(settings: MetricsSettings, out: Path, step: int) -> Iterator[Abstra
 
 @contextmanager
 def _lenient(package: str, tracker: AbstractContextManager[Track]) -> Iterator[Track]:
-    """A step that a tracker cannot be told is logged: no run ends for it, and metrics.jsonl has it."""
-    with tracker as track:
+    """A tracker that has begun, and that ends no run, whatever it cannot be told."""
+    track = tracker.__enter__()
 
-        def write(step: int, numbers: Mapping[str, float], groups: Sequence[Group]) -> None:
-            try:
-                track(step, numbers, groups)
-            except Exception as error:
-                log.warning("step %d is not in %s: %s: %s", step, package, type(error).__name__, error)
+    def write(step: int, numbers: Mapping[str, float], groups: Sequence[Group]) -> None:
+        with _logged(f"step {step}", package):
+            track(step, numbers, groups)
 
+    try:
         yield write
+    finally:
+        with _logged("the end of the run", package):
+            tracker.__exit__(*sys.exc_info())
+
+
+@contextmanager
+def _logged(what: str, package: str) -> Iterator[None]:
+    """Log what a tracker cannot be told; metrics.jsonl has it."""
+    try:
+        yield
+    except Exception as error:
+        log.warning("%s is not in %s: %s: %s", what, package, type(error).__name__, error)
 
 
 def _asked(settings: MetricsSettings) -> list[str]:

@@ -6,6 +6,7 @@ import io
 import json
 import sys
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -96,17 +97,24 @@ class Unreachable:
         raise ConnectionError("no route to host")
 
     def finish(self) -> None:
-        return
+        raise ConnectionError("no route to host")
 
 
+@pytest.mark.parametrize("is_interrupted", [False, True])
 def test_a_tracker_that_fails_ends_no_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_interrupted: bool
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **_: Unreachable()))
-    with board(MetricsSettings(wandb="polar"), tmp_path, 0, Console(file=io.StringIO())) as write:
+    with (
+        pytest.raises(KeyboardInterrupt) if is_interrupted else nullcontext(),
+        board(MetricsSettings(wandb="polar"), tmp_path, 0, Console(file=io.StringIO())) as write,
+    ):
         write(1, {"loss": 1.0})
         write(2, {"loss": 2.0})
+        if is_interrupted:
+            raise KeyboardInterrupt
     assert "step 2 is not in wandb: ConnectionError: no route to host" in caplog.text
+    assert "the end of the run is not in wandb: ConnectionError: no route to host" in caplog.text
     assert len((tmp_path / FILE).read_text().splitlines()) == 2
 
 
