@@ -46,3 +46,22 @@ def test_every_generator_goes_on_where_it_was(tmp_path: Path) -> None:
     before = draws()
     checkpoint.restore_random(made.state()["random"])
     assert draws() == before
+
+
+def test_a_run_goes_on_where_there_are_fewer_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process keeps the generator of the GPU that it computes on, whatever others there are."""
+    gpus = [torch.Generator().manual_seed(seed) for seed in range(4)]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "default_generators", gpus)
+    for name, value in {
+        "_lazy_init": lambda: None,
+        "_lazy_call": lambda call, **_: call(),
+        "device_count": lambda: len(gpus),
+        "current_device": lambda: len(gpus) - 1,
+    }.items():
+        monkeypatch.setattr(torch.cuda.random, name, value)
+    kept = checkpoint.random_state()
+    expected = float(torch.rand((), generator=gpus[3]))
+    del gpus[1:]
+    checkpoint.restore_random(kept)
+    assert float(torch.rand((), generator=gpus[0])) == expected
