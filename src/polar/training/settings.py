@@ -173,7 +173,7 @@ class Outliers(StrEnum):
     TRUNCATE = "truncate"
     """It counts as the band's nearest end."""
     MASK = "mask"
-    """It counts as 0: its tokens have no gradient, and are counted."""
+    """It counts as 0: its tokens add nothing but KL and entropy to the loss, and are counted."""
 
 
 class KlPlace(StrEnum):
@@ -261,7 +261,7 @@ class ObjectiveSettings(Frozen):
     """Whether the ratio of trainer to recorded policy is a token's, or the product over its trace's."""
     min_importance: float = Field(default=0.0, ge=0, le=1)
     """Lower end of that ratio's band."""
-    max_importance: float = Field(default=2.0, gt=0)
+    max_importance: float = Field(default=2.0, ge=1)
     """Upper end of that ratio's band."""
     outliers: Outliers = Outliers.TRUNCATE
     kl: float = Field(default=0.0, ge=0)
@@ -294,8 +294,6 @@ class ObjectiveSettings(Frozen):
             raise ValueError(
                 "'normalise: false' is for 'advantage: tree' and 'turn'; 'advantage: mean' divides by nothing"
             )
-        if self.min_importance > self.max_importance:
-            raise ValueError("'min_importance' is above 'max_importance'")
         if self.advantage is Advantage.NONE and not self.kl:
             raise ValueError("'advantage: none' learns from the KL divergence alone, but 'kl' is 0")
         if self.name is ObjectiveName.DISTILL and self.teacher is None:

@@ -500,7 +500,8 @@ def test_a_teacher_teaches_whatever_rewards_are() -> None:
         ({"teacher": {"url": "http://x"}}, "no effect while 'kl' is 0"),
         ({"name": "distill", "teacher": {"url": "http://x"}, "temperature": 0.7}, "needs 'temperature: 1'"),
         ({"name": "ppo"}, "name"),
-        ({"min_importance": 0.5, "max_importance": 0.3}, "above 'max_importance'"),
+        ({"max_importance": 0.5}, "greater than or equal to 1"),
+        ({"min_importance": 1.5}, "less than or equal to 1"),
     ],
 )
 def test_what_makes_no_sense_is_refused(parts: dict[str, Any], said: str) -> None:
