@@ -128,7 +128,7 @@ def end(
                     completions=result.stats.completions, sampled_tokens=result.stats.sampled_tokens
                 ).model_dump_json(),
                 "reward": _credited(result),
-                "model": result.model and result.model[:256],
+                "model": result.model,
                 "version_min": result.policy_version_min,
                 "version_max": result.policy_version_max,
                 "seconds": sum(result.seconds.model_dump().values()),

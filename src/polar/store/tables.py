@@ -148,7 +148,7 @@ sessions = Table(
     Column("has_capture", Boolean, nullable=False, server_default=false()),
     # These are copied from the result, so that lists are filtered without it; a reward if it completed.
     Column("reward", Double),
-    Column("model", String(256)),
+    Column("model", Words),
     Column("version_min", BigInteger),
     Column("version_max", BigInteger),
     # Spent in all stages.

@@ -92,6 +92,15 @@ async def test_filters_find_exactly_what_matches(
     assert await ids(store, **wanted) == found
 
 
+async def test_models_of_any_name_are_stored_and_found(store: Store) -> None:
+    names = ["odd\0name", "long" * 100, "\N{GRINNING FACE}"]
+    await store.tasks.submit(idle_task("first", samples=len(names)))
+    leases = await store.leases.claim("north", limit=len(names), runtimes=["idle"], seconds=60)
+    for lease, name in zip(leases, names, strict=True):
+        await complete(store, lease.key, result_of(lease, model=name))
+    assert [await ids(store, model=name) for name in names] == [["first.0"], ["first.1"], ["first.2"]]
+
+
 async def test_row_says_what_the_session_says(store: Store) -> None:
     await end_some(store)
     (row,) = (await store.listing.sessions(SessionFilter(text="first.0"), limit=1)).sessions
