@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
+from sqlalchemy.dialects import sqlite
+from sqlalchemy.schema import CreateIndex, CreateTable, DDLElement
 
 from polar.errors import PolarError
 from polar.store import migrations
 from polar.store.database import Database
 from polar.store.migrations import upgrade
 from polar.store.tables import metadata
+
+VERSION = ("0004", "73846294")
+"""The newest version, and a digest of its tables: with other tables both are others."""
 
 
 async def test_new_databases_have_the_newest_tables_and_migrating_again_changes_nothing(
@@ -28,11 +35,21 @@ async def test_new_databases_have_the_newest_tables_and_migrating_again_changes_
         assert await database.write(differences) == []
 
 
+def test_other_tables_have_another_version() -> None:
+    """By its version alone a database with the tables of an older Polar is told from one that can be used."""
+    (head,) = ScriptDirectory(str(Path(migrations.__file__).parent)).get_heads()
+    indexes = [index for table in metadata.sorted_tables for index in table.indexes]
+    indexes.sort(key=lambda index: str(index.name))
+    made: list[DDLElement] = [*map(CreateTable, metadata.sorted_tables), *map(CreateIndex, indexes)]
+    statements = "".join(str(one.compile(dialect=sqlite.dialect())) for one in made)
+    assert (head, hashlib.sha256(statements.encode()).hexdigest()[:8]) == VERSION
+
+
 LATER = """
 import sqlalchemy as sa
 from alembic import op
 
-revision, down_revision = "9999", "0003"
+revision, down_revision = "9999", "0004"
 
 
 def upgrade() -> None:
@@ -55,11 +72,12 @@ async def test_an_older_database_is_brought_to_the_newest_tables(
             assert await database.write(differences) == ["remove_column"]
 
 
-async def test_a_database_from_before_the_first_migration_is_not_taken_for_a_newer_one(
-    empty_place: Path | str,
+@pytest.mark.parametrize("version", ["0001", "0003"])
+async def test_a_database_from_before_the_first_migration_is_neither_used_nor_taken_for_a_newer_one(
+    empty_place: Path | str, version: str
 ) -> None:
     def migrate(connection: Connection) -> None:
-        connection.execute(text("UPDATE alembic_version SET version_num = '0001'"))
+        connection.execute(text(f"UPDATE alembic_version SET version_num = '{version}'"))
         upgrade(connection, "older")
 
     async with Database.open(empty_place) as database:

@@ -1,6 +1,6 @@
 """Where migrations begin: a new database is not migrated, it gets the newest tables at once."""
 
-revision = "0003"
+revision = "0004"
 down_revision = None
 
 
