@@ -58,7 +58,7 @@ class SessionFilter(Frozen):
     """Only of this task."""
     run: str | None = None
     """Only of this run."""
-    step: int | None = None
+    step: int | None = Field(default=None, ge=0, lt=2**31)
     """Only those that this step of a run learned from."""
     status: SessionStatus | None = None
     """Only those in this status."""
@@ -200,14 +200,21 @@ class RunStart(Frozen):
     """The step that it resumes after: what was reported of later ones is dropped. 0 drops all steps."""
 
 
+MOST_NUMBERS = 1000
+"""How many numbers a step may have, and a page of curves may show."""
+LONGEST_NUMBER_NAME = 256
+
+
 class RunStep(Frozen):
     """What a trainer reports of a step."""
 
     step: int = Field(ge=0, lt=2**31)
     """Number of the step; 0 for what is measured before the first."""
-    numbers: dict[str, float] = Field(default_factory=dict, max_length=1000)
+    numbers: dict[Annotated[str, Field(max_length=LONGEST_NUMBER_NAME)], float] = Field(
+        default_factory=dict, max_length=MOST_NUMBERS
+    )
     """Metrics of the step by name."""
-    tasks: tuple[Id, ...] = Field(default=(), max_length=100_000)
+    tasks: tuple[Id, ...] = Field(default=(), max_length=10_000)
     """Tasks of the run whose groups the step learned from."""
 
 

@@ -169,7 +169,7 @@ def _add_run_routes(router: APIRouter, store: Store) -> None:
         not be begun."""
         return await store.runs.begin(name, body)
 
-    @router.post("/runs/{name}/steps", dependencies=[allow(TRAINERS, LARGE)])
+    @router.post("/runs/{name}/steps", dependencies=[allow(TRAINERS)])
     async def report_steps(name: str, body: RunSteps) -> RunView:
         """Report the numbers of steps, and which tasks they learned from. A step that was reported before is
         replaced."""

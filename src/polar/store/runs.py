@@ -6,16 +6,17 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Collection, Sequence
+from itertools import islice
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, func, insert, select, update
+from sqlalchemy import Connection, Row, bindparam, delete, func, insert, select, update
 
 from polar.errors import Conflict, NotFound
 from polar.models.component import view
 from polar.models.dashboard import RunCurves
 from polar.models.session import SessionStatus
 from polar.models.task import Run, RunKind
-from polar.models.views import RunPage, RunStart, RunStep, RunView
+from polar.models.views import MOST_NUMBERS, RunPage, RunStart, RunStep, RunView
 from polar.store.database import Repository, batches, reads, writes
 from polar.store.sessions import next_page, page_start, whole
 from polar.store.tables import results, run_steps, runs, sessions, tasks
@@ -75,7 +76,7 @@ class Runs(Repository):
         """Store steps with their numbers, and which tasks they learned from."""
         id, now = _row(connection, name).id, self._database.now()
         latest = {one.step: one for one in steps}
-        for some in batches(sorted(latest)):
+        for some in batches(list(latest)):
             connection.execute(delete(run_steps).where(run_steps.c.run_id == id, run_steps.c.step.in_(some)))
         connection.execute(
             insert(run_steps),
@@ -84,10 +85,9 @@ class Runs(Repository):
                 for step, one in latest.items()
             ],
         )
-        for step, one in latest.items():
-            for learned in batches(one.tasks):
-                chosen = tasks.c.id.in_(learned) & (tasks.c.run_id == id)
-                connection.execute(update(tasks).where(chosen).values(step=step))
+        if learned := [{"task": task, "at": step} for step, one in latest.items() for task in one.tasks]:
+            chosen = (tasks.c.id == bindparam("task")) & (tasks.c.run_id == id)
+            connection.execute(update(tasks).where(chosen).values(step=bindparam("at")), learned)
         return _get(connection, name)
 
     @reads
@@ -118,7 +118,10 @@ class Runs(Repository):
 
     @reads
     def curves(self, connection: Connection, name: str) -> RunCurves:
-        """A run's numbers over its steps, of a long one every n-th and the last; its rewards over time."""
+        """A run's numbers over its steps, of a long one every n-th and the last; its rewards over time.
+
+        Where the names of numbers change from step to step, those of the last steps are kept.
+        """
         row = _row(connection, name)
         of_run = run_steps.c.run_id == row.id
         every = select(run_steps.c.step).where(of_run).order_by(run_steps.c.step.desc())
@@ -128,7 +131,7 @@ class Runs(Repository):
         for some in batches(kept):
             query = select(run_steps.c.step, run_steps.c.numbers).where(of_run, run_steps.c.step.in_(some))
             numbers |= {step: json.loads(text) for step, text in connection.execute(query)}
-        names = dict.fromkeys(key for step in kept for key in numbers[step])
+        names = islice(dict.fromkeys(key for step in reversed(kept) for key in numbers[step]), MOST_NUMBERS)
         hours, rewards = _rewards(connection, row)
         return RunCurves(
             run=_get(connection, name),

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Protocol, Self
 import torch
 
 from polar.client import Client
-from polar.errors import PolarError
+from polar.errors import InvalidInput, PolarError
 from polar.models.task import Run
-from polar.models.views import RunStep
+from polar.models.views import LONGEST_NUMBER_NAME, MOST_NUMBERS, RunStep
 from polar.training.settings import MetricsSettings
 from polar.training.trackers import Track, trackers
 from polar.trajectory.learnable import Group
@@ -95,23 +95,33 @@ def board(
 
 
 def _on_server(server: RunOnServer, step: int, console: Console) -> Track:
-    """Report each step to the server; what it could not be told is told with the next one."""
+    """Report each step to the server; what it could not be told is told with the next one.
+
+    It takes a limited number of metrics for each step: those of single families are the first to be left out.
+    """
     unreported: deque[RunStep] = deque(maxlen=STEPS_UNREPORTED)
     server.client.begin_run(server.run, step)
     console.print(f"• dashboard: {server.link(is_shown=console.is_terminal)}", markup=False, soft_wrap=True)
 
     def write(step: int, numbers: Mapping[str, float], groups: Sequence[Group]) -> None:
-        unreported.append(
-            RunStep(step=step, numbers=dict(numbers), tasks=tuple(group.task_id for group in groups))
-        )
-        try:
-            server.client.report_steps(server.run.name, unreported)
-        except PolarError as error:
-            log.warning("step %d is not on the dashboard: %s", step, error)
-        else:
-            unreported.clear()
+        names = sorted((name for name in numbers if len(name) <= LONGEST_NUMBER_NAME), key=_is_of_a_part)
+        told = {name: numbers[name] for name in names[:MOST_NUMBERS]}
+        learned = tuple(group.task_id for group in groups)
+        unreported.append(RunStep(step=step, numbers=told, tasks=learned))
+        while unreported:
+            try:
+                server.client.report_steps(server.run.name, [unreported[0]])
+            except PolarError as error:
+                log.warning("step %d is not on the dashboard: %s", unreported[0].step, error)
+                if not isinstance(error, InvalidInput):
+                    return
+            unreported.popleft()
 
     return write
+
+
+def _is_of_a_part(name: str) -> bool:
+    return "/" in name
 
 
 @contextmanager

@@ -69,6 +69,33 @@ async def test_task(http: httpx.AsyncClient, changes: dict[str, Any], message: s
     assert (await http.get("/tasks")).json()["tasks"] == []
 
 
+@pytest.mark.parametrize("path", ["/sessions", "/dashboard/sessions", "/dashboard/tasks"])
+@pytest.mark.parametrize("step", ["-1", "2147483648", "99999999999999999999", "last"])
+async def test_step_that_no_run_has(http: httpx.AsyncClient, path: str, step: str) -> None:
+    response = await http.get(path, params={"step": step})
+    assert response.status_code == 400
+    assert response.json()["error"].startswith("step: Input should be ")
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        ({"numbers": {"n" * 257: 1}}, "String should have at most 256 characters"),
+        ({"numbers": {"loss": "nan"}}, "steps.0.numbers.loss: Input should be a finite number"),
+        ({"numbers": {"loss": {}}}, "steps.0.numbers.loss: Input should be a valid number"),
+        ({"numbers": {str(n): n for n in range(1001)}}, "at most 1000 items"),
+        ({"tasks": [f"t{n}" for n in range(10_001)]}, "at most 10000 items"),
+        ({"step": -1}, "steps.0.step: Input should be greater than or equal to 0"),
+    ],
+)
+async def test_step_of_a_run(http: httpx.AsyncClient, step: dict[str, Any], message: str) -> None:
+    await http.post("/runs/grpo", json={})
+    response = await http.post("/runs/grpo/steps", json={"steps": [{"step": 1, **step}]})
+    assert response.status_code == 400
+    assert message in response.json()["error"]
+    assert (await http.get("/runs/grpo")).json()["step"] is None
+
+
 async def test_missing_field(http: httpx.AsyncClient) -> None:
     document = task()
     del document["harness"]

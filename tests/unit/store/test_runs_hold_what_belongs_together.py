@@ -11,7 +11,7 @@ import pytest
 from polar.errors import Conflict, NotFound
 from polar.models.session import Origin, SessionStatus
 from polar.models.task import Run, RunKind
-from polar.models.views import RunStart, RunStep, SessionFilter
+from polar.models.views import MOST_NUMBERS, RunStart, RunStep, SessionFilter
 from polar.store.runs import POINTS, SPANS
 from polar.store.store import Store
 from tests.databases import fresh_postgres
@@ -126,11 +126,20 @@ async def test_a_run_that_begins_again_drops_later_steps(
 async def test_a_long_run_is_thinned_out_and_keeps_its_end(store: Store) -> None:
     await store.runs.begin("grpo", RunStart())
     steps = [RunStep(step=step, numbers={"loss": step / 2}) for step in range(1, 2_501)]
-    for start in range(0, len(steps), 1000):
-        await store.runs.report("grpo", steps[start : start + 1000])
+    await store.runs.report("grpo", steps)
     curves = await store.runs.curves("grpo")
     assert len(curves.steps) <= POINTS
     assert (curves.steps[-1], curves.series["loss"][-1]) == (2_500, 1_250.0)
+
+
+async def test_numbers_of_ever_new_names_fill_no_page(store: Store) -> None:
+    await store.runs.begin("grpo", RunStart())
+    numbers = [{f"reward/{step}-{name}": 1.0 for name in range(MOST_NUMBERS - 1)} for step in range(3)]
+    steps = [RunStep(step=step, numbers={"loss": 0.5, **named}) for step, named in enumerate(numbers)]
+    await store.runs.report("grpo", steps)
+    series = (await store.runs.curves("grpo")).series
+    assert series.keys() == {"loss", *numbers[-1]}
+    assert series["loss"] == (0.5, 0.5, 0.5)
 
 
 async def test_rewards_are_averaged_over_equal_spans_of_time(store: Store, clock: Clock) -> None:

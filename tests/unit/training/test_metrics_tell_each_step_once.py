@@ -15,9 +15,9 @@ import pytest
 from rich.console import Console
 
 from polar.client import Client
-from polar.errors import NotInstalled, Unavailable
+from polar.errors import InvalidInput, NotInstalled, PolarError, Unavailable
 from polar.models.task import Run, RunKind
-from polar.models.views import RunStep
+from polar.models.views import MOST_NUMBERS, RunStep
 from polar.training import trackers
 from polar.training.metrics import FILE, RunOnServer, board
 from polar.training.run import train
@@ -35,14 +35,14 @@ class Reporting:
     def __init__(self) -> None:
         self.began: list[tuple[Run, int]] = []
         self.steps: list[RunStep] = []
-        self.is_away = False
+        self.refused: PolarError | None = None
 
     def begin_run(self, run: Run, step: int) -> None:
         self.began.append((run, step))
 
     def report_steps(self, run: str, steps: Iterable[RunStep]) -> None:
-        if self.is_away:
-            raise Unavailable("no server")
+        if self.refused is not None:
+            raise self.refused
         self.steps += steps
 
 
@@ -74,10 +74,10 @@ def test_a_server_is_told_each_step_once_and_what_it_missed_with_the_next(
     server = RunOnServer(cast(Client, reporting), run, "secret")
     with board(MetricsSettings(), tmp_path, 3, Console(file=said), server) as write:
         write(4, {"loss": 1.0}, [group(ANSWERS, (1.0, 0.0), task_id="learned")])
-        reporting.is_away = True
+        reporting.refused = Unavailable("no server")
         write(5, {"loss": 2.0, "kl": float("inf")})
         assert "step 5 is not on the dashboard" in caplog.text
-        reporting.is_away = False
+        reporting.refused = None
         write(6, {"loss": 3.0})
     assert reporting.began == [(run, 3)]
     assert [(step.step, step.numbers, step.tasks) for step in reporting.steps] == [
@@ -88,6 +88,34 @@ def test_a_server_is_told_each_step_once_and_what_it_missed_with_the_next(
     # Output that is no terminal stays where it is written: it holds no token.
     assert "dashboard: http://polar.test/runs/grpo\n" in said.getvalue()
     assert server.link(is_shown=True) == "http://polar.test/runs/grpo#token=secret"
+
+
+def test_a_step_that_a_server_refuses_keeps_no_later_one_from_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    reporting = Reporting()
+    server = RunOnServer(cast(Client, reporting), Run(name="grpo", kind=RunKind.TRAINING))
+    with board(MetricsSettings(), tmp_path, 0, Console(file=io.StringIO()), server) as write:
+        reporting.refused = InvalidInput("not like this")
+        write(1, {"loss": 1.0})
+        reporting.refused = None
+        write(2, {"loss": 2.0})
+    assert "step 1 is not on the dashboard: not like this" in caplog.text
+    assert [step.step for step in reporting.steps] == [2]
+
+
+def test_more_numbers_than_a_server_takes_end_no_run(tmp_path: Path) -> None:
+    reporting = Reporting()
+    server = RunOnServer(cast(Client, reporting), Run(name="grpo", kind=RunKind.TRAINING))
+    families = {f"reward/{family}": 1.0 for family in range(2 * MOST_NUMBERS)} | {
+        "reward/" + "long" * 99: 1.0
+    }
+    with board(MetricsSettings(), tmp_path, 0, Console(file=io.StringIO()), server) as write:
+        write(1, {**families, "loss": 2.0})
+    (step,) = reporting.steps
+    assert len(step.numbers) == MOST_NUMBERS
+    assert step.numbers["loss"] == 2.0
+    assert len(json.loads((tmp_path / FILE).read_text())) == 2 * MOST_NUMBERS + 3
 
 
 class Unreachable:

@@ -93,7 +93,7 @@ def _add_list_routes(router: APIRouter, store: Store) -> None:
         status: TaskStatus | None = None,
         run: Annotated[str | None, Query(description="Only of this run.")] = None,
         step: Annotated[
-            int | None, Query(description="Only those that this step of a run learned from.")
+            int | None, Query(ge=0, lt=2**31, description="Only those that this step of a run learned from.")
         ] = None,
         harness: Annotated[str | None, Query(description="Only for this harness.")] = None,
         text: Text = None,
