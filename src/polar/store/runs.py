@@ -15,7 +15,7 @@ from polar.errors import Conflict, NotFound
 from polar.models.component import view
 from polar.models.dashboard import RunCurves
 from polar.models.session import SessionStatus
-from polar.models.task import Run, RunKind
+from polar.models.task import UNNAMED_RUN, Run, RunKind
 from polar.models.views import MOST_NUMBERS, RunPage, RunStart, RunStep, RunView
 from polar.store.database import Repository, batches, reads, writes
 from polar.store.sessions import next_page, page_start, whole
@@ -33,9 +33,11 @@ def run_ids(connection: Connection, wanted: Collection[Run], now: float) -> dict
     Conflict if a run of another kind has the name.
     """
     known = _named(connection, wanted)
-    if new := sorted({run.name: run.kind for run in wanted if run.name not in known}.items()):
+    # The run of tasks that name none is of their kind, whoever begins it.
+    kinds = {run.name: run.kind for run in wanted} | {UNNAMED_RUN.name: UNNAMED_RUN.kind}
+    if new := sorted({run.name for run in wanted} - known.keys()):
         connection.execute(
-            insert(runs), [{"name": name, "kind": kind, "created_at": now} for name, kind in new]
+            insert(runs), [{"name": name, "kind": kinds[name], "created_at": now} for name in new]
         )
         known = _named(connection, wanted)
     for run in wanted:

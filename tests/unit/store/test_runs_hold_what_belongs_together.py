@@ -77,6 +77,13 @@ async def test_a_name_is_of_one_kind(store: Store) -> None:
     assert len((await store.tasks.page()).tasks) == 1
 
 
+async def test_nobody_takes_the_run_of_tasks_that_name_none(store: Store) -> None:
+    with pytest.raises(Conflict, match="'unnamed' is of kind submission here, not training"):
+        await store.runs.begin("unnamed", RunStart())
+    await store.tasks.submit(idle_task("a"))
+    assert (await store.runs.get("unnamed")).kind is RunKind.SUBMISSION
+
+
 async def test_branches_and_replays_are_of_their_parents_run(store: Store, clock: Clock) -> None:
     await roll_out(store, clock, "a", [1.0], run=TRAINING)
     await store.branches.add("a", Origin(session_id="a.0", calls=0), samples=2)
