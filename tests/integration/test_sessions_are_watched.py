@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from polar.config.settings import DEFAULT_MODEL
 from polar.errors import NotFound
 from polar.models.dashboard import WatchedCall, WatchedSession, WatchEvent, WatchRestart
 from polar.models.session import SessionStatus
@@ -100,6 +101,20 @@ async def test_calls_are_told_as_they_are_made_also_to_who_comes_late(tmp_path: 
         assert early.answers == ["One.", "Two.", "Three.", "Four."]
         assert (early.restarts, late.restarts) == (0, 0)
         await assert_exact(running, "seen.0", [early, late])
+
+
+async def test_who_was_told_of_calls_is_not_told_again_when_their_tokens_can_be_read(tmp_path: Path) -> None:
+    gate = asyncio.Event()
+    script: list[Script] = ["One.", "Two.", Answer("Three.", gate=gate), "Four."]
+    async with system(tmp_path / "data", script, model=DEFAULT_MODEL) as running, running.node():
+        await running.client.submit(shell_task("read", TURNS))
+        watcher = Watcher(running, "read.0")
+        await watcher.hears("One.", "Two.")
+        gate.set()
+        assert await watcher.end() is SessionStatus.COMPLETED
+        assert watcher.restarts == 0
+        await assert_exact(running, "read.0", [watcher])
+        assert all(call.texts for call in await finished(running, "read.0"))
 
 
 async def test_a_connection_that_is_lost_is_taken_up_where_it_was(tmp_path: Path) -> None:

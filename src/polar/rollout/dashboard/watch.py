@@ -191,10 +191,9 @@ class _Watched:
         self._add_marks(len(tree.completions))
 
     def _add_marks(self, count: int) -> None:
-        has_texts = tokenizer_of(self._model) is not None
         for place in range(len(self._marks), count):
             completion, link = self._at(place)
-            text = f"{completion.id} {completion.started_at} {completion.ended_at} {link} {has_texts}"
+            text = f"{completion.id} {completion.started_at} {completion.ended_at} {link}"
             self._marks.append(zlib.crc32(text.encode(), self._marks[-1] if self._marks else 0))
 
     async def frames(self, place: _Bookmark) -> AsyncIterator[str]:
