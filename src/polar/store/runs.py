@@ -24,7 +24,9 @@ from polar.store.tables import results, run_steps, runs, sessions, tasks
 POINTS = 500
 """How many steps curves have at most: more than a screen has columns for."""
 SPANS = 60
-"""How many spans of time a run's rewards are averaged over."""
+"""How many spans of time a run's rewards are averaged over, at most."""
+SCORED_PER_SPAN = 4
+"""How many rewards a span has on average, at least: fewer would tell of single sessions."""
 
 
 def run_ids(connection: Connection, wanted: Collection[Run], now: float) -> dict[str, int]:
@@ -193,17 +195,20 @@ def _progress(connection: Connection, run: Row[Any]) -> dict[str, Any]:
 def _rewards(connection: Connection, run: Row[Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Hours since a run began, and the mean reward of what completed up to each since the one before."""
     at, scored = results.c.created_at, (results.c.run_id == run.id) & results.c.reward.is_not(None)
-    first, last = connection.execute(select(func.min(at), func.max(at)).where(scored)).one()
-    if first is None:
+    first, last, count = connection.execute(
+        select(func.min(at), func.max(at), func.count()).where(scored)
+    ).one()
+    if not count:
         return (), ()
-    width = (last - first) / SPANS or 1.0
+    spans = max(min(count // SCORED_PER_SPAN, SPANS), 1)
+    width = (last - first) / spans or 1.0
     span = whole(connection, (at - first) / width).label("span")
     averaged = select(span, func.count(), func.avg(results.c.reward)).where(scored).group_by("span")
     counts: dict[int, int] = defaultdict(int)
     sums: dict[int, float] = defaultdict(float)
     for place, count, mean in connection.execute(averaged):
         # The last of all ends the last span, and begins none.
-        counts[min(place, SPANS - 1)] += count
-        sums[min(place, SPANS - 1)] += count * mean
+        counts[min(place, spans - 1)] += count
+        sums[min(place, spans - 1)] += count * mean
     hours = tuple((first + width * (place + 1) - run.created_at) / 3600 for place in sorted(counts))
     return hours, tuple(sums[place] / counts[place] for place in sorted(counts))

@@ -162,6 +162,13 @@ async def test_rewards_are_averaged_over_equal_spans_of_time(store: Store, clock
     assert (await store.runs.curves("unnamed")).rewards == ()
 
 
+async def test_few_rewards_are_averaged_over_fewer_spans(store: Store, clock: Clock) -> None:
+    await roll_out(store, clock, "a", [1.0, 0.0, 1.0], run=Run(name="small"))
+    await roll_out(store, clock, "b", [1.0] * 4 + [0.0, 1.0] * 2, run=TRAINING)
+    assert list((await store.runs.curves("small")).rewards) == pytest.approx([2 / 3])
+    assert (await store.runs.curves("grpo")).rewards == (1.0, 0.5)
+
+
 async def test_servers_that_begin_a_run_at_once_begin_one(tmp_path: Path) -> None:
     url = fresh_postgres()
     async with (

@@ -141,7 +141,7 @@ function charts(found, smoothing, router) {
     return card(words, lines, { smoothing, label: `${words} over steps`, place: (step) => `step ${count(step)}`, chosen: learned });
   });
   const rewards = found.map(({ run, hours, rewards }) => line(run.name, hours, rewards));
-  if (rewards.some(({ points }) => points.length > 1))
+  if (rewards.some(({ points }) => points.length > 0))
     cards.push(card(OVER_TIME, rewards, { smoothing, label: OVER_TIME, place: (hours) => seconds(3600 * hours) }));
   if (!cards.length) return h("p", { class: "card empty" }, "Nothing has ended with a reward yet.");
   return [
