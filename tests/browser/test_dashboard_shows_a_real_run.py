@@ -291,6 +291,16 @@ def test_runs_are_compared_curve_over_curve(reader: Opens) -> None:
     expect(page.get_by_role("img", name="reward over steps").locator("path.line")).to_have_count(1)
 
 
+def test_a_click_is_for_the_run_whose_curve_is_next_to_it(reader: Opens) -> None:
+    someone = reader()
+    page = someone.open("/runs/grpo-small?with=grpo-slow", ".chart .line")
+    chart = page.get_by_role("img", name="reward over steps")
+    box = chart.bounding_box()
+    # At the last step the slow one's curve is the lower one.
+    chart.click(position={"x": box["width"] - 8, "y": 0.85 * box["height"]})
+    expect(page).to_have_url(f"{someone.url}/tasks?run=grpo-slow&step=60")
+
+
 def test_a_step_leads_to_its_groups_and_back(reader: Opens) -> None:
     someone = reader()
     page = someone.open("/runs/grpo-small", ".chart .line")

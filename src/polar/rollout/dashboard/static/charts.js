@@ -42,7 +42,8 @@ export function smoothed(points, smoothing) {
 
 /** One number of one or several runs, each `{ name, points }`; few points are marked. A number that never
  * changes is a line half-way up, with its value as the only one on the scale. Pointing reads values;
- * `place` is what a reader calls a place; `chosen` is called with the run and the place that are clicked. */
+ * `place` is what a reader calls a place; `chosen` is called with the run of the curve that is clicked, and the
+ * place. */
 export function curves(lines, { smoothing, label, place, chosen }) {
   const drawn = lines.map((one) => ({ ...one, points: smoothed(one.points, smoothing) }));
   const all = drawn.flatMap(({ points }) => points);
@@ -50,8 +51,7 @@ export function curves(lines, { smoothing, label, place, chosen }) {
   const reading = h("text", { x: W - 6, y: H - 4, "text-anchor": "end" }, place(scale.last));
   const places = drawn.map((_, at) => h("circle", { class: `mark run-${at}`, r: 3, visibility: "hidden" }));
   const nearest = (event) => {
-    const box = svg.getBoundingClientRect();
-    const wanted = scale.at((((event.clientX - box.left) / box.width) * W - LEFT) / (W - LEFT - 6));
+    const wanted = scale.at((pointed(svg, event).x - LEFT) / (W - LEFT - 6));
     return drawn.map(({ points }) => points.length && points.reduce((best, one) => closer(best, one, wanted)));
   };
   const show = (event) => {
@@ -62,8 +62,11 @@ export function curves(lines, { smoothing, label, place, chosen }) {
     reading.textContent = `${place(first[0])}: ${values}`;
   };
   const choose = (event) => {
-    const at = nearest(event).findIndex(Boolean);
-    chosen({ name: drawn[at].name, at: nearest(event)[at][0] });
+    const { y } = pointed(svg, event);
+    const away = (point) => (point ? Math.abs(scale.y(point[1]) - y) : Infinity);
+    const read = nearest(event);
+    const at = read.reduce((best, point, one) => (away(point) < away(read[best]) ? one : best), 0);
+    if (read[at]) chosen({ name: drawn[at].name, at: read[at][0] });
   };
   const svg = h(
     "svg",
@@ -84,6 +87,11 @@ export function curves(lines, { smoothing, label, place, chosen }) {
     reading,
   );
   return svg;
+}
+
+function pointed(svg, { clientX, clientY }) {
+  const box = svg.getBoundingClientRect();
+  return { x: ((clientX - box.left) / box.width) * W, y: ((clientY - box.top) / box.height) * H };
 }
 
 const shortly = (value) => number(value, Math.abs(value) >= 1000 ? 0 : 3);

@@ -4,7 +4,7 @@ import { get, part } from "../api.js";
 import { curves } from "../charts.js";
 import { facts, fill, h } from "../dom.js";
 import { count, moment, number, seconds } from "../format.js";
-import { ended } from "./runs.js";
+import { MOST, ended } from "./runs.js";
 
 const FIRST = [
   "reward",
@@ -16,13 +16,14 @@ const FIRST = [
   "staleness",
   "tokens_per_second",
 ];
-const MOST = 6;
+const MOST_SMOOTHED = 0.95;
 const EVERY = 5000;
 const OVER_TIME = "mean reward over time";
 
 export async function show({ root, subject, query, router, signal, failed }) {
   const others = (query.get("with") ?? "").split(",").filter(Boolean).slice(0, MOST - 1);
-  const chosen = { others, smoothing: Number(query.get("smooth") ?? 0) };
+  const smooth = Number(query.get("smooth"));
+  const chosen = { others, smoothing: smooth >= 0 && smooth <= MOST_SMOOTHED ? smooth : 0 };
   const { runs } = await get("/runs", { limit: 200 }, signal);
   const head = h("div");
   const body = h("div");
@@ -90,7 +91,7 @@ function summary(run) {
 /** How much curves are smoothed, and which runs are drawn over this one. */
 function choices(subject, runs, { others, smoothing }, change) {
   const oninput = (event) => change({ smoothing: Number(event.target.value) });
-  const slider = h("input", { type: "range", name: "smooth", min: 0, max: 0.95, step: 0.05, oninput });
+  const slider = h("input", { type: "range", name: "smooth", min: 0, max: MOST_SMOOTHED, step: 0.05, oninput });
   slider.value = smoothing;
   const more = runs.map(({ name }) => name).filter((name) => name !== subject && !others.includes(name));
   const add = ({ target }) => target.value && change({ others: [...others, target.value] });

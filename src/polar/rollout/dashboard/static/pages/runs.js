@@ -12,6 +12,7 @@ const FIELDS = [
   { name: "kind", label: "Kind", options: KINDS },
 ];
 const OFTEN = 3000;
+export const MOST = 6;
 
 export async function show({ root, query, router, live, signal, failed }) {
   const list = h("div");
@@ -38,12 +39,15 @@ export async function show({ root, query, router, live, signal, failed }) {
 
 function rows(runs, chosen, router) {
   if (!runs.length) return h("p", { class: "card empty" }, "No run matches.");
-  const compare = h("button", { type: "button" }, "Compare the chosen");
+  const compare = h("button", { type: "button" });
   compare.addEventListener("click", () => {
     const [first, ...others] = chosen;
     router.go(`/runs/${part(first)}?with=${others.map(part).join(",")}`);
   });
-  const enable = () => (compare.disabled = chosen.size < 2);
+  const enable = () => {
+    compare.disabled = chosen.size < 2 || chosen.size > MOST;
+    compare.textContent = chosen.size > MOST ? `Compare at most ${MOST}` : "Compare the chosen";
+  };
   const choose = (name) => {
     const onchange = ({ target }) => {
       chosen[target.checked ? "add" : "delete"](name);
