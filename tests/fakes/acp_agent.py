@@ -8,6 +8,8 @@ ASKED is a JSON list of `[method, params]`; `"$terminal"` in params stands for t
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from typing import Any
 
@@ -17,6 +19,8 @@ GARBLED: list[Any] = [
     {"update": None},
     {"update": {"sessionUpdate": "agent_message_chunk"}},
     {"update": {"sessionUpdate": "agent_message_chunk", "content": {"text": 1}}},
+    # Agents that stream may cut a pair of surrogates in two.
+    {"update": {"sessionUpdate": "agent_message_chunk", "content": {"text": "\ud83d"}}},
 ]
 
 
@@ -47,9 +51,12 @@ def main(asked: str, stop: str) -> None:
         message = receive()
         result: dict[str, Any] = {}
         match message["method"]:
+            case "initialize" if stop == "locked for good":
+                send(id=message["id"], result=None)
+                continue
             case "initialize":
                 result = {"protocolVersion": 1, "authMethods": [{"id": "key", "name": "Key"}]}
-            case "session/new" if stop == "locked":
+            case "session/new" if stop.startswith("locked"):
                 send(id=message["id"], error={"code": -32000, "message": "Authentication required"})
                 continue
             case "session/new":
@@ -68,8 +75,17 @@ def main(asked: str, stop: str) -> None:
                 for params in GARBLED:
                     send(method="session/update", params=params)
                 result = {"stopReason": stop}
+            case "session/prompt" if stop == "deep":
+                print("[" * 1_000_000, flush=True)
+                result = {"stopReason": stop}
             case "session/prompt" if stop == "crash":
                 sys.exit(3)
+            case "session/prompt" if stop == "orphan":
+                subprocess.Popen(["cat"])
+                sys.exit(3)
+            case "session/prompt" if stop == "mute":
+                os.close(1)
+                sys.stdin.read()
             case "session/prompt":
                 said = {"asked": message["params"]["prompt"][0]["text"], "got": work(json.loads(asked))}
                 chunk = {"sessionUpdate": "agent_message_chunk", "content": {"text": json.dumps(said)}}

@@ -24,6 +24,8 @@ VERSION = 1
 LONGEST_LINE = 2**28
 LONGEST_OUTPUT = 2**20
 END_SECONDS = 5
+REST_SECONDS = 1
+"""How long what a program has printed is read on after its end, if others hold its output open."""
 PREFERRED = ("allow_always", "allow_once")
 CAPABILITIES = {"fs": {"readTextFile": True, "writeTextFile": True}, "terminal": True}
 METHOD_NOT_FOUND, INTERNAL_ERROR, AUTHENTICATION_REQUIRED = -32601, -32603, -32000
@@ -37,11 +39,33 @@ class Refused(Exception):
         self.code = code
 
 
+class Streams(asyncio.subprocess.SubprocessStreamProtocol):
+    """The streams of a program, whose end is told though programs that it started hold them open."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(limit, asyncio.get_running_loop())
+        self.ended = asyncio.Event()
+
+    def process_exited(self) -> None:
+        super().process_exited()
+        self.ended.set()
+
+
+async def start(
+    *command: str, limit: int = 2**16, **options: Any
+) -> tuple[asyncio.subprocess.Process, asyncio.Event]:
+    """Run a program; return it with what is set at its end."""
+    loop = asyncio.get_running_loop()
+    transport, streams = await loop.subprocess_exec(lambda: Streams(limit), *command, **options)
+    return asyncio.subprocess.Process(transport, streams, loop), streams.ended
+
+
 @dataclass
 class Terminal:
     """One command that the agent has started, with what it has printed so far."""
 
     process: asyncio.subprocess.Process
+    ended: asyncio.Event
     limit: int
     output: bytes = b""
     is_truncated: bool = False
@@ -54,7 +78,12 @@ class Terminal:
             if len(self.output) > self.limit:
                 self.output = self.output[len(self.output) - self.limit :]
                 self.is_truncated = True
-        await self.process.wait()
+
+    async def wait(self) -> None:
+        """Wait for the command's end, and for what it has printed."""
+        assert self.reading is not None
+        await self.ended.wait()
+        await asyncio.wait({self.reading}, timeout=REST_SECONDS)
 
     def kill(self) -> None:
         """End the command with everything that it has started."""
@@ -77,6 +106,7 @@ class AcpClient:
     """One connection to an agent, and what it may ask of us."""
 
     agent: asyncio.subprocess.Process
+    ended: asyncio.Event
     workspace: Path
     answers: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
     terminals: dict[str, Terminal] = field(default_factory=dict)
@@ -98,24 +128,36 @@ class AcpClient:
         raise Refused(INTERNAL_ERROR, f"the agent answered {method} without {field}")
 
     async def listen(self) -> None:
-        """Take what the agent sends until it closes its output; whoever still waits is told why."""
-        assert self.agent.stdout is not None
-        try:
-            async for line in self.agent.stdout:
-                self._take(line)
-            why = f"the agent ended with exit code {await self.agent.wait()}"
-        except ValueError:
-            why = "a line of the agent's output is too long"
-        except (TypeError, AttributeError) as error:
-            why = f"a message of the agent is not understood: {error}"
+        """Take what the agent sends until it ends; whoever still waits is told why."""
+        reading, ending = asyncio.create_task(self._read()), asyncio.create_task(self.ended.wait())
+        both = {reading, ending}
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(both, timeout=REST_SECONDS)
+        why = "the agent closed its output"
+        if reading.done() and (wrong := reading.result()):
+            why = wrong
+        elif self.ended.is_set():
+            why = f"the agent ended with exit code {self.agent.returncode}"
         for answer in self.answers.values():
             if not answer.done():
                 answer.set_exception(Refused(INTERNAL_ERROR, why))
 
+    async def _read(self) -> str | None:
+        """Take what the agent sends; return what was wrong, None if it closed its output."""
+        assert self.agent.stdout is not None
+        try:
+            while line := await self.agent.stdout.readline():
+                self._take(line)
+        except ValueError:
+            return "a line of the agent's output is too long"
+        except (TypeError, AttributeError) as error:
+            return f"a message of the agent is not understood: {error}"
+        return None
+
     def _take(self, line: bytes) -> None:
         try:
             message = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             message = None
         if not isinstance(message, dict):
             print(line.decode(errors="replace").rstrip(), file=sys.stderr)
@@ -179,7 +221,9 @@ class AcpClient:
         return {"outcome": {"outcome": "cancelled"}}
 
     async def read_file(self, params: dict[str, Any]) -> dict[str, Any]:
-        lines = self._inside(params["path"]).read_text(errors="replace").splitlines(keepends=True)
+        path = self._inside(params["path"])
+        with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
+            lines = file.readlines()
         first = max((params.get("line") or 1) - 1, 0)
         limit = params.get("limit")
         return {"content": "".join(lines[first : None if limit is None else first + limit])}
@@ -187,7 +231,7 @@ class AcpClient:
     async def write_file(self, params: dict[str, Any]) -> dict[str, Any]:
         path = self._inside(params["path"])
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(params["content"])
+        path.write_bytes(params["content"].encode())
         return {}
 
     def _inside(self, path: str) -> Path:
@@ -201,15 +245,16 @@ class AcpClient:
         alone: list[str] = ["/bin/sh", "-c", params["command"]]
         command: list[str] = [params["command"], *params["args"]] if params.get("args") else alone
         own = [f"{variable['name']}={variable['value']}" for variable in params.get("env") or ()]
-        process = await asyncio.create_subprocess_exec(
-            *("env", *own, *command),
+        process, ended = await start(
+            *(("env", "--", *own) if own else ()),
+            *command,
             cwd=self._inside(params.get("cwd") or "."),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
         )
-        terminal = Terminal(process, params.get("outputByteLimit") or LONGEST_OUTPUT)
+        terminal = Terminal(process, ended, params.get("outputByteLimit") or LONGEST_OUTPUT)
         terminal.reading = asyncio.create_task(terminal.read())
         name = f"terminal-{process.pid}"
         self.terminals[name] = terminal
@@ -222,8 +267,7 @@ class AcpClient:
 
     async def wait_for_exit(self, params: dict[str, Any]) -> dict[str, Any]:
         terminal = self.terminals[params["terminalId"]]
-        assert terminal.reading is not None
-        await asyncio.shield(terminal.reading)
+        await terminal.wait()
         return terminal.exit_status or {}
 
     async def kill_terminal(self, params: dict[str, Any]) -> dict[str, Any]:
@@ -251,8 +295,8 @@ REQUESTS: dict[str, Callable[[AcpClient, dict[str, Any]], Awaitable[dict[str, An
 async def connected(command: list[str]) -> AsyncIterator[AcpClient]:
     """Run the agent during the block."""
     pipe = asyncio.subprocess.PIPE
-    agent = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=LONGEST_LINE)
-    client = AcpClient(agent, Path.cwd().resolve())
+    agent, ended = await start(*command, stdin=pipe, stdout=pipe, stderr=None, limit=LONGEST_LINE)
+    client = AcpClient(agent, ended, Path.cwd().resolve())
     listening = asyncio.create_task(client.listen())
     try:
         yield client
@@ -280,9 +324,10 @@ async def open_session(client: AcpClient, settings: dict[str, Any]) -> str:
     try:
         name = await client.ask_for("sessionId", "session/new", **wanted)
     except Refused as error:
-        methods = [method["id"] for method in agent.get("authMethods") or ()]
-        if error.code == AUTHENTICATION_REQUIRED:
-            raise Refused(error.code, f"{error} (options.auth may be one of: {', '.join(methods)})") from None
+        match agent:
+            case {"authMethods": [*methods]} if error.code == AUTHENTICATION_REQUIRED:
+                names = ", ".join(str(method.get("id")) for method in methods if isinstance(method, dict))
+                raise Refused(error.code, f"{error} (options.auth may be one of: {names})") from None
         raise
     if settings.get("mode"):
         await client.ask("session/set_mode", sessionId=name, modeId=settings["mode"])
@@ -291,6 +336,8 @@ async def open_session(client: AcpClient, settings: dict[str, Any]) -> str:
 
 async def main(settings: dict[str, Any], command: list[str]) -> int:
     text = sys.stdin.buffer.read().decode()
+    # Agents that stream may cut a character in two.
+    sys.stdout.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]
     try:
         async with connected(command) as client:
             session = await open_session(client, settings)

@@ -21,7 +21,7 @@ def run(workspace: Path, *asked: Any, stop: str = "end_turn", settings: str = "{
     told.write_text(settings)
     client = (sys.executable, "-I", "-S", acp_client.__file__, str(told))
     ended = subprocess.run((*client, *agent), cwd=workspace, input=b"/do it", capture_output=True, timeout=60)
-    said = json.loads(ended.stdout) if ended.stdout else None
+    said = json.loads(ended.stdout) if ended.stdout.startswith(b"{") else None
     return ended.returncode, said and said["got"], ended.stderr.decode()
 
 
@@ -50,6 +50,16 @@ def test_files_of_the_workspace_are_read_and_written(tmp_path: Path) -> None:
         ["fs/read_text_file", {"path": path, "line": 2, "limit": 1}],
     )
     assert got == [{}, {"content": "one\ntwo\nthree\n"}, {"content": "two\n"}]
+
+
+def test_files_are_read_with_their_own_ends_of_lines(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"one\r\ntwo\x0c\xe2\x80\xa8two\r\nthree")
+    _, got, _ = run(
+        tmp_path,
+        ["fs/read_text_file", {"path": "a.txt"}],
+        ["fs/read_text_file", {"path": "a.txt", "line": 2, "limit": 1}],
+    )
+    assert got == [{"content": "one\r\ntwo\x0c\u2028two\r\nthree"}, {"content": "two\x0c\u2028two\r\n"}]
 
 
 def test_nothing_outside_the_workspace_is_touched(tmp_path: Path) -> None:
@@ -99,6 +109,29 @@ def test_a_terminal_keeps_the_end_of_its_output_and_can_be_killed(tmp_path: Path
     assert got[5] == {"exitCode": None, "signal": "SIGKILL"}
 
 
+def test_a_command_has_ended_though_what_it_started_goes_on(tmp_path: Path) -> None:
+    _, got, _ = run(
+        tmp_path,
+        ["terminal/create", {"command": "sleep 1000 & echo started"}],
+        ["terminal/wait_for_exit", {"terminalId": "$terminal"}],
+        ["terminal/output", {"terminalId": "$terminal"}],
+    )
+    assert got[1] == {"exitCode": 0, "signal": None}
+    assert got[2]["output"] == "started\n"
+
+
+def test_a_command_and_its_variables_are_no_options_of_another_program(tmp_path: Path) -> None:
+    variables = [{"name": "-i", "value": "1"}]
+    _, got, _ = run(
+        tmp_path,
+        ["terminal/create", {"command": "printenv", "args": ["-i"], "env": variables}],
+        ["terminal/wait_for_exit", {"terminalId": "$terminal"}],
+        ["terminal/create", {"command": "A=1", "args": ["true"]}],
+    )
+    assert got[1] != {"exitCode": 125, "signal": None}
+    assert "FileNotFoundError" in got[2]["message"]
+
+
 def test_requests_that_are_unknown_are_refused_as_such(tmp_path: Path) -> None:
     _, got, _ = run(tmp_path, ["session/dance", {}])
     assert got[0]["code"] == -32601
@@ -117,8 +150,10 @@ def test_the_run_ends_with_the_turn_s_reason(tmp_path: Path, stop: str, code: in
     assert "not a message" in told
 
 
-def test_an_agent_that_ends_early_is_one_line(tmp_path: Path) -> None:
-    exit_code, _, told = run(tmp_path, stop="crash")
+@pytest.mark.parametrize("stop", ["crash", "orphan"])
+def test_an_agent_that_ends_early_is_one_line(tmp_path: Path, stop: str) -> None:
+    """Also if a program that it has started still holds its output open."""
+    exit_code, _, told = run(tmp_path, stop=stop)
     assert exit_code == 1
     assert "the agent failed: the agent ended with exit code 3" in told
 
@@ -129,10 +164,17 @@ def test_an_agent_that_wants_authentication_says_with_what(tmp_path: Path) -> No
     assert "Authentication required (options.auth may be one of: key)" in told
 
 
+def test_an_agent_that_wants_authentication_without_saying_how_is_one_line(tmp_path: Path) -> None:
+    exit_code, _, told = run(tmp_path, stop="locked for good")
+    assert exit_code == 1
+    assert told.endswith("the agent failed: Authentication required\n")
+
+
 @pytest.mark.parametrize(
     ("stop", "why"),
     [
         ("silent", "the agent ended with exit code 0"),
+        ("mute", "the agent closed its output"),
         ("endless", "a line of the agent's output is too long"),
         ("confused", "a message of the agent is not understood"),
         ("nameless", "the agent answered session/new without sessionId"),
@@ -145,7 +187,8 @@ def test_an_agent_that_breaks_the_protocol_is_one_line(tmp_path: Path, stop: str
     assert f"the agent failed: {why}" in told
 
 
-def test_an_update_that_is_not_understood_is_left_out(tmp_path: Path) -> None:
-    exit_code, _, told = run(tmp_path, stop="garbled")
+@pytest.mark.parametrize("stop", ["garbled", "deep"])
+def test_what_is_not_understood_is_left_out(tmp_path: Path, stop: str) -> None:
+    exit_code, _, told = run(tmp_path, stop=stop)
     assert exit_code == 1
-    assert "the turn ended: garbled" in told
+    assert f"the turn ended: {stop}" in told
