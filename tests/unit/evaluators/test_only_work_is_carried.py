@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from polar.evaluators.base import EvaluationContext, EvaluationFailed
 from polar.evaluators.tampering import GUARDED, Change, TamperingFound, compare, find_expression
+from polar.evaluators.workspace import EVERYTHING, pack, replace_workspace
 from tests.evaluations import agent_does, evaluate, evaluation, make_task
 
 FILES = {
@@ -67,6 +69,24 @@ async def test_what_is_installed_is_the_tasks(context: EvaluationContext) -> Non
     named = {"allow": ["*", "node_modules/*", ".venv/*"]}
     check = "grep -qx mine node_modules/tool/index.js && test -e .venv/bin/python"
     assert (await evaluate(context, "command", command=check, **named)).reward == 1.0
+
+
+async def test_a_link_named_as_what_is_installed_is_not_carried(context: EvaluationContext) -> None:
+    """Through it the agent's files would be found where installed programs are looked for."""
+    links = "ln -s mine .venv; ln -s ../mine src/venv"
+    await agent_does(context, f"mkdir -p mine/bin; touch mine/bin/python; {links}")
+    check = "test -e mine/bin/python && test ! -e .venv && test ! -e src/venv"
+    assert (await evaluate(context, "command", command=check)).reward == 1.0
+
+
+async def test_a_link_to_what_is_installed_elsewhere_stays_the_task_s(context: EvaluationContext) -> None:
+    await agent_does(context, "mkdir mine; ln -s mine .venv")
+    archive = await pack(context)
+    async with context.fresh_sandbox() as fresh:
+        as_task = replace(context, sandbox=fresh)
+        await agent_does(as_task, "mkdir theirs; ln -s theirs .venv")
+        await replace_workspace(fresh, archive, EVERYTHING, timeout=30)
+        await agent_does(as_task, '[ "$(readlink .venv)" = theirs ] && test -d mine')
 
 
 async def test_a_file_that_steers_counts_as_work_only_by_its_name(context: EvaluationContext) -> None:

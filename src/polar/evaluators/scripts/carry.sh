@@ -1,5 +1,6 @@
 # carry.sh DIRECTORY everything|some TEST...: make the workspace what DIRECTORY/workspace.tar holds. Of everything,
-# the directories that TEST finds stay as they are; of some, only what TEST finds is carried.
+# the directories that TEST finds, and links in their place, stay as they are; of some, only what TEST finds is
+# carried.
 set -e
 mine=$1
 what=$2
@@ -15,10 +16,10 @@ if [ "$what" = some ]; then
   # The name of an empty directory is the agent's as well, and a grader may count or even run it.
   find . -mindepth 1 -depth -type d ! \( "$@" \) -exec rmdir {} + 2>/dev/null || true
 else
-  find . -path ./.git -prune -o -type d \( "$@" \) -prune -o ! -type d -exec rm -f {} +
+  find . -path ./.git -prune -o ! -type f \( "$@" \) -prune -o ! -type d -exec rm -f {} +
   find . -mindepth 1 -depth -type d ! -path ./.git ! -path './.git/*' -exec rmdir {} + 2>/dev/null || true
   cd "$mine/after"
-  find . -type d \( "$@" \) -prune -exec rm -rf {} +
+  find . ! -type f \( "$@" \) -prune -exec rm -rf {} +
 fi
 cp -a "$mine/after/." "$OLDPWD/"
 rm -rf "$mine"
