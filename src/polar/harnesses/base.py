@@ -141,10 +141,11 @@ def launchers(context: HarnessContext) -> dict[PurePosixPath, bytes]:
     scripts = {}
     for name, tool in context.tools.items():
         if tool.command is not None:
-            lines = [f"export {variable}={shlex.quote(value)}" for variable, value in tool.env.items()]
-            lines += [f"cd {shlex.quote(str(context.workspace))} || exit"]
-            lines += [f"exec {shlex.join((tool.command, *tool.args))}"]
-            scripts[context.launcher(name)] = "\n".join([*lines, ""]).encode()
+            # Some variables are the shell's own, which it would not let be set.
+            own = (f"{variable}={value}" for variable, value in tool.env.items())
+            command = shlex.join(("env", "--", *own, tool.command, *tool.args))
+            script = f"cd {shlex.quote(str(context.workspace))} || exit\nexec {command}\n"
+            scripts[context.launcher(name)] = script.encode()
     return scripts
 
 

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from pathlib import Path, PurePosixPath
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,6 +30,17 @@ def test_arguments_and_variables_arrive_unchanged(arguments: list[str], value: s
         assert path == context.launcher("words")
         run = subprocess.run(["/bin/sh"], input=script, capture_output=True, check=True)
         assert json.loads(run.stdout) == [arguments, value, str(Path(place).resolve())]
+
+
+@pytest.mark.parametrize("shell", [("/bin/sh",), ("bash", "--posix")], ids=["own", "bash"])
+def test_no_shell_has_a_say_in_variables(shell: tuple[str, ...]) -> None:
+    """`UID` cannot be set in bash, which is `/bin/sh` in many images, and `OPTIND` to no text in dash."""
+    variables = {"UID": "7", "OPTIND": "none", "PWD": "here"}
+    server = ToolServer(command="printenv", args=tuple(variables), env=variables)
+    context = harness_context({}, workspace=PurePosixPath("/"), tools={"words": server})
+    (script,) = launchers(context).values()
+    run = subprocess.run(shell, input=script, capture_output=True)
+    assert run.stdout.decode().split() == [*variables.values()], run.stderr.decode()
 
 
 def test_values_of_variables_and_headers_are_not_shown() -> None:
