@@ -43,9 +43,10 @@ async def proxy(engine: EmbeddedServer, out: Path, *command: str) -> asyncio.sub
     return await started("--engine", engine.url, "--model", engine.model.name, "--out", str(out), *command)
 
 
-async def started(*arguments: str) -> asyncio.subprocess.Process:
+async def started(*arguments: str, stdin: int | None = None) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "polar", "proxy", *arguments),
+        stdin=stdin,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
@@ -82,6 +83,49 @@ async def test_a_program_that_is_not_there_is_one_line(engine: EmbeddedServer, t
     _, told = await process.communicate()
     assert (process.returncode, told.decode()) == (1, "error: no-such-program: no such program\n")
     assert not (tmp_path / "out").exists()
+
+
+ASK_PLAINLY = """
+import json, os, urllib.request
+asked = json.dumps({"model": "small", "messages": [{"role": "user", "content": "hi"}]}).encode()
+headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+print(urllib.request.urlopen(urllib.request.Request(url, asked, headers)).status, flush=True)
+"""
+
+
+async def test_a_program_that_cannot_be_started_is_one_line(tmp_path: Path) -> None:
+    """As one of an environment that was moved, whose Python is no longer where it says."""
+    program = tmp_path / "my-agent"
+    program.write_text("#!/no/such/python\n")
+    program.chmod(0o755)
+    async with vllm_wire(Said("Hello.")) as wire:
+        engine = ("--engine", wire.url, "--engine-kind", "openai", "--model", "small")
+        process = await started(*engine, "--out", str(tmp_path / "out"), "--", str(program))
+        _, told = await process.communicate()
+    assert process.returncode == 1
+    assert told.decode().endswith(f"error: {program}: cannot be started: No such file or directory\n")
+
+
+async def test_two_at_once_never_share_a_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with vllm_wire(*[Said("Hello.")] * 20) as wire:
+        engine = ("--engine", wire.url, "--engine-kind", "openai", "--model", "small")
+        ask = ("--", sys.executable, "-c", ASK_PLAINLY)
+        both = [await started(*engine, *ask) for _ in range(2)]
+        for process in both:
+            await process.communicate()
+        stays = ("--", sys.executable, "-c", ASK_PLAINLY + "input()")
+        first = await started(*engine, "--out", "out", *stays, stdin=asyncio.subprocess.PIPE)
+        assert first.stdout is not None
+        assert await first.stdout.readline() == b"200\n"
+        second = await started(*engine, "--out", "out", *ask)
+        _, refused = await second.communicate()
+        await first.communicate(b"\n")
+    assert [process.returncode for process in (*both, first, second)] == [0, 0, 0, 1]
+    assert b"error: out/capture.log: another `polar proxy` writes it" in refused
+    kept = [*tmp_path.glob(".polar/proxy/*/recording"), tmp_path / "out" / "recording"]
+    assert [len(recording.decode(path.read_bytes()).completions) for path in kept] == [1, 1, 1]
 
 
 async def test_nothing_is_left_where_nothing_was_recorded(engine: EmbeddedServer, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from polar.app.stack import Say, data_plane
 from polar.config import plugins
 from polar.config.settings import Settings, child_environment, environment_codex_home
 from polar.engines.base import ModelInfo
-from polar.errors import NotInstalled
+from polar.errors import InvalidInput, NotInstalled
 from polar.gateway.server import Gateway
 from polar.gateway.session import SessionGrant, new_key
 from polar.harnesses import preset
@@ -102,7 +102,8 @@ async def proxy_session(
     settings: Settings, sampling: SamplingPin, say: Say, *, max_seconds: float | None = None
 ) -> AsyncIterator[ProxySession]:
     """Serve one session during the block, for `max_seconds` at most, then write its recording."""
-    with _record_directory(settings.data_dir):
+    capture = settings.data_dir / "capture.log"
+    with _record_directory(settings.data_dir), _own(capture):
         async with data_plane(settings, say) as plane:
             gateway = plane.gateway
             with _home(gateway.url) as home:
@@ -110,7 +111,7 @@ async def proxy_session(
                     url=gateway.url,
                     key=new_key(),
                     model=plane.model,
-                    capture=settings.data_dir / "capture.log",
+                    capture=capture,
                     recording=settings.data_dir / "recording",
                     home=home,
                 )
@@ -137,6 +138,23 @@ def _record_directory(directory: Path) -> Iterator[None]:
     finally:
         if is_new and not any(directory.iterdir()):
             directory.rmdir()
+
+
+@contextmanager
+def _own(capture: Path) -> Iterator[None]:
+    """Create the capture, which must be nobody else's; remove it again if nothing was written to it."""
+    try:
+        capture.touch(exist_ok=False)
+    except FileExistsError:
+        raise InvalidInput(
+            f"{capture}: another `polar proxy` writes it, or was killed and left it",
+            hint="name another directory with --out",
+        ) from None
+    try:
+        yield
+    finally:
+        if capture.exists() and capture.stat().st_size == 0:
+            capture.unlink()
 
 
 @contextmanager
@@ -185,7 +203,10 @@ def check(command: Sequence[str]) -> None:
 
 async def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run a program with these variables added to ours; return its exit code as a shell would."""
-    process = await asyncio.create_subprocess_exec(*command, env=child_environment(environment))
+    try:
+        process = await asyncio.create_subprocess_exec(*command, env=child_environment(environment))
+    except OSError as error:
+        raise NotInstalled(f"{command[0]}: cannot be started: {error.strerror}") from None
     try:
         code = await process.wait()
     except asyncio.CancelledError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,7 +26,9 @@ MaxSeconds = Annotated[
     float | None,
     typer.Option(min=0, help="Refuse model calls after this many seconds, as if out of quota."),
 ]
-Out = Annotated[Path | None, typer.Option(help="Directory of the recording (default: .polar/proxy/TIME).")]
+Out = Annotated[
+    Path | None, typer.Option(help="Directory of the recording (default: one of its own in .polar/proxy).")
+]
 
 
 def proxy(
@@ -57,7 +60,7 @@ def proxy(
         around.check(command)
     settings = load_settings(
         overrides={
-            "data_dir": out or Path(".polar") / "proxy" / time.strftime("%Y%m%d-%H%M%S"),
+            "data_dir": out or Path(".polar") / "proxy" / time.strftime(f"%Y%m%d-%H%M%S-{os.getpid()}"),
             "gateway": {"port": port},
             "engine": {"url": engine_url or None, "kind": engine_kind, "mode": engine_mode, "model": model},
         }
