@@ -20,7 +20,7 @@ from polar.gateway.playback import Playback, ReplayEnded
 from polar.gateway.quota import GatewayMemory, SessionQuota
 from polar.gateway.request_coalescer import RequestCoalescer
 from polar.models.chat import ChatRequest, FinishReason, Message, Usage
-from polar.models.completion import LEFT, Completion
+from polar.models.completion import LEFT, REPLAYED, Completion
 from polar.models.session import AgentEnd, Progress
 from polar.models.task import Budgets, SamplingPin
 from polar.recordings.capture import CaptureWriter
@@ -167,8 +167,10 @@ class Session:
         self.has_lost_call = False
         self.sampled_tokens = 0
         self._completions = 0
+        self._replayed_tokens = 0
+        """Tokens among these that another session sampled."""
         self._free = Progress()
-        """What of that the budgets do not count."""
+        """What of all that the budgets do not count."""
         self.recorded = 0
         """How many completions its capture holds."""
         self._begun = 0
@@ -180,7 +182,11 @@ class Session:
 
     @property
     def progress(self) -> Progress:
-        return Progress(completions=self._completions, sampled_tokens=self.sampled_tokens)
+        return Progress(
+            completions=self._completions,
+            sampled_tokens=self.sampled_tokens,
+            replayed_tokens=self._replayed_tokens,
+        )
 
     @property
     def agent_end(self) -> AgentEnd:
@@ -248,6 +254,8 @@ class Session:
         """Count a recorded answer, and the time that it took when it was sampled, or nothing of it."""
         playback, free = self.grant.playback, self._free
         self.sampled_tokens += completion.sampled_tokens
+        if REPLAYED in completion.extra:
+            self._replayed_tokens += completion.sampled_tokens
         if playback is not None and playback.is_free(completion):
             tokens = free.sampled_tokens + completion.sampled_tokens
             self._free = Progress(completions=free.completions + 1, sampled_tokens=tokens)

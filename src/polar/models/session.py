@@ -74,6 +74,8 @@ class Progress(Frozen):
     """Recorded model calls."""
     sampled_tokens: int = 0
     """Sampled tokens in those calls."""
+    replayed_tokens: int = 0
+    """Tokens among these that another session sampled."""
 
 
 class StageEntry(Frozen):

@@ -26,6 +26,7 @@ from sqlalchemy import (
 from polar.errors import InvalidInput, NotFound
 from polar.models.component import view
 from polar.models.session import (
+    REPLAYED_TOKENS,
     UNRECORDED,
     FailureReason,
     Origin,
@@ -169,7 +170,8 @@ def _credited(result: SessionResult) -> float | None:
 def ended_by_server(row: Row[Any], status: SessionStatus, error: str) -> SessionResult:
     """The result of a session that no node will deliver one for; what it sampled is in no recording."""
     progress = Progress.model_validate_json(row.progress)
-    lost = {UNRECORDED: progress.sampled_tokens} if progress.sampled_tokens else {}
+    replayed = progress.replayed_tokens
+    lost = {UNRECORDED: progress.sampled_tokens - replayed, REPLAYED_TOKENS: replayed}
     return SessionResult(
         session_id=row.id,
         task_id=row.task_id,
@@ -179,7 +181,9 @@ def ended_by_server(row: Row[Any], status: SessionStatus, error: str) -> Session
         error=error,
         failure=FailureReason.INFRASTRUCTURE if status is SessionStatus.FAILED else None,
         stats=TrajectoryStats(
-            completions=progress.completions, sampled_tokens=progress.sampled_tokens, excluded=lost
+            completions=progress.completions,
+            sampled_tokens=progress.sampled_tokens,
+            excluded={reason: tokens for reason, tokens in lost.items() if tokens},
         ),
     )
 

@@ -532,7 +532,8 @@ async def test_budgets_count_what_is_new(set_scene: SetScene) -> None:
     scene = await set_scene([LIVE], playback=branch, budgets=limits)
     messages = await conversation(scene)
     assert branch.report.calls == 2
-    assert scene.gateway.progress("s1") == Progress(completions=3, sampled_tokens=shared + 3)
+    done = Progress(completions=3, sampled_tokens=shared + 3, replayed_tokens=shared)
+    assert scene.gateway.progress("s1") == done
     told = await refused(scene, [*messages, {"role": "user", "content": "And?"}])
     assert "all 1 model calls are used" in told
     assert len((await scene.captured())[-1].sampled_ids) == 3
