@@ -14,9 +14,10 @@ from unittest.mock import MagicMock
 import pytest
 import yaml
 from mkdocs.structure.files import Files
+from typer.main import get_command
 
 import polar
-from polar.cli.main import COMMANDS
+from polar.cli.main import COMMANDS, app
 from polar.config import plugins
 from polar.config.settings import Settings
 from polar.evaluators.base import EvaluationContext, Evaluator
@@ -200,3 +201,25 @@ def test_the_reference_says_what_every_field_is(page: Callable[[], str]) -> None
     # An id in a path is what it is called, and a schema has a place of its own to say what it is.
     told_elsewhere = re.compile(r"\| path \||\]\(#schema-")
     assert not [line for line in fields if line.endswith("|  |") and not told_elsewhere.search(line)]
+
+
+def named_commands() -> Iterator[tuple[str, list[str]]]:
+    """Each `polar …` that a page names in its text, with the page."""
+    for page in [DOCS.parent / "README.md", *DOCS.rglob("*.md")]:
+        for text in re.findall(r"`polar ([a-z][^`\n]*)`", page.read_text()):
+            yield page.name, text.split()
+
+
+def test_commands_that_pages_name_exist() -> None:
+    group: Any = get_command(app)
+    for page, words in named_commands():
+        assert words[0] in COMMANDS, f"{page}: polar {' '.join(words)}"
+        command = group.get_command(None, words[0])
+        inner = getattr(command, "commands", {})
+        follows = [word for word in words[1:2] if not word.startswith(("-", "…", "("))]
+        takes_argument = any(one.param_type_name == "argument" for one in command.params)
+        assert not follows or not inner or takes_argument or follows[0] in inner, f"{page}: {words}"
+        known = [one for part in (command, inner.get("".join(follows))) if part for one in part.params]
+        names = {"--help", *(name for one in known for name in (*one.opts, *one.secondary_opts))}
+        given = {re.split(r"[=\]),]", word)[0] for word in words if word.startswith("--") and word != "--"}
+        assert words[0] == "proxy" or given <= names, f"{page}: polar {' '.join(words)}"
