@@ -69,9 +69,11 @@ def concerning(subject: str) -> Iterator[None]:
         raise
 
 
-def explain(error: ValidationError, within: str = "") -> str:
+def explain(error: ValidationError, within: str = "", known: Collection[str] = ()) -> str:
     """Describe a validation error on one line that names each field and what it accepts."""
-    return "; ".join(problems(error.errors(include_url=False, include_context=False), within=within))
+    return "; ".join(
+        problems(error.errors(include_url=False, include_context=False), within=within, known=known)
+    )
 
 
 def problems(errors: Iterable[Any], *, within: str = "", known: Collection[str] = ()) -> list[str]:
@@ -86,8 +88,13 @@ def problems(errors: Iterable[Any], *, within: str = "", known: Collection[str] 
 def _problem(item: Any, within: str, known: Collection[str]) -> str:
     field = ".".join([*([within] if within else []), *map(str, item["loc"])]) or "document"
     is_unknown = item["type"] == "extra_forbidden"
-    near = difflib.get_close_matches(field, sorted(known), n=1) if is_unknown else []
-    return f"{field}: {_in_words(item)}" + (f" (did you mean {near[0]!r}?)" if near else "")
+    return f"{field}: {_in_words(item)}" + (likely(field, known) if is_unknown else "")
+
+
+def likely(name: str, known: Iterable[str]) -> str:
+    """Suggest the known name nearest to a misspelt one, if there is one."""
+    near = difflib.get_close_matches(name, sorted(known), n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def _in_words(item: Any) -> str:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from polar.errors import PolarError
+from polar.errors import InvalidInput, PolarError
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +99,18 @@ def write_atomic(path: Path, text: str, *, mode: int = 0o644) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path, mode=mode) as part:
         part.write_text(text, encoding="utf-8")
+
+
+def make_directory(directory: Path) -> None:
+    """Create a directory for files; raise InvalidInput if they cannot be written there."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except FileExistsError:
+        raise InvalidInput(f"{directory}: is a file, not a directory") from None
+    except OSError as error:
+        raise InvalidInput(f"{directory}: cannot be written: {error.strerror}") from None
 
 
 def sync(path: str | os.PathLike[str]) -> None:

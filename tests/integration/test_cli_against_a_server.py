@@ -445,3 +445,17 @@ def test_kept_files_are_listed_printed_and_unpacked(served: Served) -> None:
     stages = served.ok("sessions", "show", "one.0")
     assert "init" in stages
     assert "completed" in stages
+
+
+def test_mistakes_against_a_server_are_explained(served: Served) -> None:
+    for arguments, said in (
+        (("sessions", "--run", "nosuch"), "no run 'nosuch' (`polar runs` lists them)"),
+        (("sessions", "--task", "nosuch"), "no task 'nosuch' (`polar tasks` lists them)"),
+        (("sessions", "--server", f"{served.url}/v1"), "unless a proxy serves it below a path"),
+        (("show", "greet.99"), "no session 'greet.99' (`polar sessions` lists them)"),
+        (("submit", "--again", "nosuch"), "no run 'nosuch'"),
+    ):
+        result = served.polar(*arguments)
+        assert result.exit_code == 1
+        assert said in result.stderr
+        assert len(result.stderr.splitlines()) == 1

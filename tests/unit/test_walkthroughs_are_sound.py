@@ -16,8 +16,8 @@ import typer.main
 import yaml
 
 from polar.cli.main import app
+from polar.config.plugins import check_components
 from polar.config.settings import load_settings
-from polar.rollout.checks import check_components
 from polar.tasksets.files import load_tasks
 from polar.training.settings import GrpoSettings, load_run
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from polar.app.stack import Say, running
 from polar.config import plugins
+from polar.config.plugins import check_components
 from polar.config.settings import Settings, load_settings
 from polar.errors import Conflict, InvalidInput, NotInstalled
 from polar.files import digest, locked, write_atomic
@@ -76,6 +77,8 @@ async def rollout_server(
     if isinstance(place, ServerAddress):
         yield place
         return
+    for task in tasks:
+        check_components(task)
     runtimes = tuple(sorted({task.runtime.name for task in tasks}))
     await _check_runtimes(runtimes, place)
     for name, task in {task.harness.name: task for task in tasks}.items():

@@ -25,7 +25,7 @@ from polar.engines.http import HttpEngine
 from polar.engines.process import on_this_machine, started_engine
 from polar.engines.replicas import engine_client
 from polar.errors import InvalidInput, NotInstalled, PolarError
-from polar.files import digest
+from polar.files import digest, make_directory
 from polar.gateway.server import Gateway
 from polar.models.access import TokenRole
 from polar.node.node import Node, join
@@ -140,7 +140,7 @@ async def serving(settings: Settings, say: Say) -> AsyncIterator[ControlPlane]:
     """Run only the rollout server; nodes join it."""
     share_one_heap()
     data_dir = settings.data_dir.absolute()
-    data_dir.mkdir(parents=True, exist_ok=True)
+    make_directory(data_dir)
     token = settings.server.token or load_or_create_token(data_dir)
     secret = _webhook_secret(settings)
     say("starting the rollout server")
@@ -279,9 +279,9 @@ async def connect_engine(settings: Settings, say: Say) -> AsyncIterator[Engine]:
     async with AsyncExitStack() as parts:
         urls, kind = settings.engine.urls, settings.engine.client
         if not urls and kind != "vllm":
-            raise InvalidInput(
-                f"engine.kind: Polar cannot start an engine of kind {kind}", hint="set engine.url"
-            )
+            known = plugins.names("engines")
+            hint = "set engine.url" if kind in known else f"known: auto, embedded, {', '.join(known)}"
+            raise InvalidInput(f"engine.kind: Polar cannot start an engine of kind {kind}", hint=hint)
         if not urls:
             log_file = settings.data_dir.absolute() / "logs" / "engine.log"
             process = await parts.enter_async_context(

@@ -15,6 +15,7 @@ from polar.cli import options
 from polar.cli.interruption import until_interrupted
 from polar.cli.output import print_json, print_parts, say, session_progress, table
 from polar.client import AsyncClient
+from polar.config.plugins import check_components
 from polar.config.settings import Settings
 from polar.errors import InvalidInput
 from polar.evals.comparison import Comparison, check_comparable
@@ -128,6 +129,11 @@ def eval(
         check_comparable(plan, earlier, f"--baseline {baseline}")
     for problem in plan.problems:
         say(f"left out: {problem}")
+    if not server:
+        # Before the directory is bound to them.
+        for name in {cell.model for cell in plan.cells}:
+            for task in plan.tasks(name):
+                check_components(task.spec)
     bind_directory(plan, out)
     journal = Journal(out)
     engine = {"url": engine_url or None, "kind": engine_kind, "mode": engine_mode}

@@ -86,7 +86,7 @@ def generate(
       polar generate -t tasks.jsonl --out data --engine-url http://127.0.0.1:8000 --concurrency 32
     """
     from polar.app import datagen, own_system
-    from polar.tasksets.parquet_file import make_directory
+    from polar.files import make_directory
     from polar.tasksets.sft import PUSH
 
     condition = parse_acceptance(accept)

@@ -43,11 +43,18 @@ def list_sessions(
 
       polar sessions --task fix-typo --status failed
       polar sessions --run quickstart
+      polar sessions show SESSION
       polar sessions cancel SESSION
     """
     if context.invoked_subcommand is None:
         with Client(server, token) as client:
-            print_list(client.sessions(task, status, run), session_table, as_json=as_json)
+            found = list(client.sessions(task, status, run))
+            if not found:
+                # A name that nothing has is a mistake; without the answer it would look like patience.
+                for ask, name in ((client.task, task), (client.run, run)):
+                    if name is not None:
+                        ask(name)
+            print_list(found, session_table, as_json=as_json)
 
 
 @sessions.command()

@@ -9,6 +9,7 @@ import typer
 
 from polar.cli.output import console, say
 from polar.errors import InvalidInput
+from polar.files import make_directory
 from polar.telemetry.logs import log_to_file
 
 SFT = "sft"
@@ -65,14 +66,16 @@ def train(
 
       torchrun --nproc-per-node 8 -m polar train run.yaml
     """
+    from polar.training.settings import GrpoSettings, SftSettings, load_run
+
     path, is_sft = _path(run)
+    # Before torch is imported, which takes seconds.
+    settings = load_run(path, SftSettings if is_sft else GrpoSettings)
     try:
         from polar.training.run import train as carry_out
-        from polar.training.settings import GrpoSettings, SftSettings, load_run
     except ImportError as error:
         raise InvalidInput(f"training requires {error.name}", hint="pip install 'polar-rl[train]'") from None
 
-    settings = load_run(path, SftSettings if is_sft else GrpoSettings)
     changed = {"out": out, "steps": steps, "seconds": seconds, "seed": seed}
     settings = settings.model_copy(
         update={name: value for name, value in changed.items() if value is not None}
@@ -83,6 +86,7 @@ def train(
             raise InvalidInput("--sync: this run has no rollouts")
         in_turns = rollouts.model_copy(update={"synchronous": True})
         settings = settings.model_copy(update={"rollouts": in_turns})
+    make_directory(settings.out)
     log_to_file(settings.out / "train.log", "info")
     try:
         kept = carry_out(settings, console(stderr=True), processes)

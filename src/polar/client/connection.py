@@ -7,7 +7,7 @@ import ssl
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, Self, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import httpx
 from pydantic import BaseModel, ValidationError
@@ -129,7 +129,7 @@ class Connection:
         # collector.
         response.stream = httpx.ByteStream(b"")
         if not response.is_success:
-            raise _failure(response.status_code, response.content)
+            raise self._refused(response.status_code, response.content)
         return response.content
 
     async def _events(self, path: str, after: str | None) -> AsyncGenerator[tuple[str | None, bytes], None]:
@@ -138,7 +138,7 @@ class Connection:
         try:
             async with self._http.stream("GET", path, headers=headers) as response:
                 if not response.is_success:
-                    raise _failure(response.status_code, await response.aread())
+                    raise self._refused(response.status_code, await response.aread())
                 rest = b""
                 async for data in response.aiter_bytes():
                     *frames, rest = (rest + data).split(b"\n\n")
@@ -148,6 +148,12 @@ class Connection:
                             yield fields[b"id"].decode() if b"id" in fields else None, fields[b"data"]
         except httpx.TransportError as error:
             raise _unreachable(self.server, error) from error
+
+    def _refused(self, status: int, body: bytes) -> PolarError:
+        if status == 404 and urlsplit(self.server).path:
+            hint = "the address of a server is http://HOST:PORT, unless a proxy serves it below a path"
+            return NotFound(f"{self.server} answers 404: {_failure(status, body).message}", hint=hint)
+        return _failure(status, body)
 
 
 def segment(id: str) -> str:
@@ -223,18 +229,28 @@ def server_token(given: str | None) -> str:
     """The bearer token: as given, from $POLAR_TOKEN, or of the data directory here."""
     token = given or environment_token()
     if token:
-        return token.strip()
+        return _checked(token.strip(), "the token that was given")
     settings = load_settings()
     if settings.server.token:
         return settings.server.token
     path = settings.data_dir / "token"
     try:
-        return path.read_text().strip()
-    except OSError:
+        return _checked(path.read_text().strip(), str(path))
+    except (OSError, UnicodeDecodeError):
         raise PolarError(
             f"no token for the server: POLAR_TOKEN is not set and {path} cannot be read",
             hint="run this where `polar serve` was started, or set POLAR_TOKEN to what its token file holds",
         ) from None
+
+
+def _checked(token: str, where: str) -> str:
+    if not (token.isascii() and token.isprintable()):
+        # Not shown: it may hold a token among other things.
+        raise InvalidInput(
+            f"{where} is not a token",
+            hint="a token is one line, such as the file `token` in the server's data directory holds",
+        )
+    return token
 
 
 def trusted(ca: Authority, server: str) -> ssl.SSLContext | bool:

@@ -494,13 +494,13 @@ def load_settings(path: Path | None = None, overrides: dict[str, Any] | None = N
     try:
         settings = Settings.model_validate(_merge(_with_variables(document), overrides or {}))
     except ValidationError as error:
-        raise InvalidInput(f"{path or 'settings'}: {explain(error)}") from None
+        raise InvalidInput(f"{path or 'settings'}: {explain(error, known=Settings.model_fields)}") from None
     _check_directory(settings.data_dir)
     return settings
 
 
 def _check_directory(path: Path) -> None:
-    """Raise InvalidInput if a file is where the data directory, or one above it, should be."""
+    """Raise InvalidInput unless the data directory can be made and written, as far as can be seen now."""
     for place in (path, *path.parents):
         if place.exists() and not place.is_dir():
             raise InvalidInput(

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from polar.config import plugins
 from polar.config.documents import STDIN
 from polar.errors import InvalidInput, explain
-from polar.files import write_atomic
+from polar.files import make_directory, write_atomic
 from polar.models.component import Component, Frozen
 from polar.models.task import TaskSpec
 from polar.tasksets.files import Loaded, listing, read_tasks
@@ -232,6 +232,7 @@ def bind_directory(plan: Plan, out: Path) -> None:
     memo = _memo(out)
     mine = Memo(run=plan.run, fingerprint=plan.fingerprint)
     if memo is None:
+        make_directory(out)
         write_atomic(out / MEMO_FILE, mine.model_dump_json(indent=2) + "\n")
     elif memo != mine:
         raise InvalidInput(

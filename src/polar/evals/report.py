@@ -277,6 +277,8 @@ def load_report(path: Path) -> Report:
     try:
         return Report.model_validate_json(file.read_bytes())
     except FileNotFoundError:
+        if not path.is_dir():
+            raise InvalidInput(f"{path}: no such directory", hint="name the --out of `polar eval`") from None
         raise InvalidInput(
             f"{path}: contains no {REPORT_FILE}",
             hint="it is written when all sessions of an evaluation have ended",

@@ -147,7 +147,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.close()
         raise PolarError(
             f"the rollout server cannot listen on {host}:{port}: {error.strerror}",
-            hint="set server.port to another one, or 0 for any that is free",
+            hint="is another `polar serve` running? set --port or server.port to another one, or 0 for any",
         ) from None
     return listener
 

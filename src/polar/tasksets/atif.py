@@ -18,7 +18,7 @@ import numpy as np
 import orjson
 
 from polar.errors import PolarError
-from polar.files import write_atomic
+from polar.files import make_directory, write_atomic
 from polar.models.chat import Message, Role, ToolCall
 from polar.models.completion import REPLAYED, Completion
 from polar.models.trace import Lineage
@@ -26,7 +26,6 @@ from polar.recordings.recording import Recording
 from polar.recordings.tree import TokenTree
 from polar.tasksets.conversations import tool_schema
 from polar.tasksets.export import ExportedSession
-from polar.tasksets.parquet_file import make_directory
 from polar.trajectory.lineage import trace_ancestry
 
 SCHEMA = "ATIF-v1.8"

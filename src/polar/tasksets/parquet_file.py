@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -12,24 +11,12 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from polar.errors import InvalidInput, PolarError
-from polar.files import atomic_file
+from polar.errors import PolarError
+from polar.files import atomic_file, make_directory
 
 ROWS_PER_GROUP = 4096
 TOKENS_PER_GROUP = 1 << 20
 """A row group is written when either limit is reached, which keeps memory at about 30 MB."""
-
-
-def make_directory(directory: Path) -> None:
-    """Create a directory for files; raise InvalidInput if they cannot be written there."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=directory):
-            pass
-    except FileExistsError:
-        raise InvalidInput(f"{directory}: is a file, not a directory") from None
-    except OSError as error:
-        raise InvalidInput(f"{directory}: cannot be written: {error.strerror}") from None
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from polar.config import plugins
-from polar.errors import InvalidInput
+from polar.errors import InvalidInput, likely
 from polar.errors import problems as problems_in
 from polar.harnesses.base import check_tools
 from polar.models.component import Component
@@ -111,7 +111,7 @@ def unknown_names(task: TaskSpec) -> list[str]:
         try:
             plugins.options(kind, field, component)
         except plugins.UnknownName as error:
-            unknown.append(f"{field} {error.name!r}")
+            unknown.append(f"{field} {error.name!r}{likely(error.name, plugins.names(kind))}")
     return unknown
 
 

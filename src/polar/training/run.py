@@ -95,6 +95,9 @@ def assemble(settings: RunSettings, stack: ExitStack, say: Say, ranks: Ranks = _
     """Build all parts of a run from its last checkpoint; the stack closes them."""
     checkpoint.seed_all(settings.seed)
     found = checkpoint.latest(settings.out / CHECKPOINTS)
+    if found is None and (start := settings.model.start) is not None and not start.is_dir():
+        hint = "it is a directory of weights or of an adapter, such as `weights` of a checkpoint"
+        raise InvalidInput(f"model.start: {start}: no such directory", hint=hint)
     supply = _supply(settings, stack, say)
     teacher = _teacher(settings, stack, say)
     learner = _learner(settings, found, ranks, teacher)
@@ -134,15 +137,17 @@ def _supply(settings: RunSettings, stack: ExitStack, say: Say) -> Supply:
     match settings:
         case GrpoSettings(rollouts=RolloutSettings() as rollouts):
             tasks = load_tasks(*rollouts.tasks)
+            held_out_tasks = load_tasks(*rollouts.held_out.tasks) if rollouts.held_out else []
             if rollouts.transfer == "nccl":
                 nccl.require()
             forget_shared(settings.out, weights := _weights(settings, rollouts))
-            address = stack.enter_context(server_beside_trainer(settings, rollouts, tasks, say))
+            both = [*tasks, *held_out_tasks]
+            address = stack.enter_context(server_beside_trainer(settings, rollouts, both, say))
             client = stack.enter_context(Client(address.url, address.token))
             connect = partial(AsyncClient, address.url, address.token)
             held_out = None
             if (asked := rollouts.held_out) is not None:
-                held_out = HeldOut(asked, connect, load_tasks(*asked.tasks), settings)
+                held_out = HeldOut(asked, connect, held_out_tasks, settings)
             sink = EngineWeights(client, settings.out, weights, share=_share(rollouts, stack))
             # While the engines run, which may be reading.
             stack.callback(sink.close)

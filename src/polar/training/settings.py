@@ -513,4 +513,4 @@ def load_run(path: Path, kind: type[R]) -> R:
     try:
         return kind.model_validate(document, context=path.parent)
     except ValidationError as error:
-        raise InvalidInput(f"{path}: {explain(error)}") from None
+        raise InvalidInput(f"{path}: {explain(error, known=kind.model_fields)}") from None

@@ -52,7 +52,7 @@ EVAL = ("eval", "--out", "out", "--taskset")
             (*EVAL, "tasks.yaml", "--server", "http://127.0.0.1:9", "--model", "m"),
             "--server has its own engine and node",
         ),
-        ((*EVAL, "tasks.yaml", "--baseline", "none"), "none: contains no report.json"),
+        ((*EVAL, "tasks.yaml", "--baseline", "none"), "none: no such directory"),
         ((*EVAL, "tasks.yaml", "--baseline", "one"), "--baseline one: no task in common (it evaluated one)"),
         ((*EVAL, "tasks.yaml", "--runtime", "moon"), "moon"),
         (("eval", "--out", "tasks.yaml", "--taskset", "tasks.yaml"), "tasks.yaml: is not a directory"),

@@ -66,7 +66,8 @@ async def test_tasks_may_come_before_the_first_node(http: httpx.AsyncClient) -> 
 
 
 async def test_a_taskset_does_not_allow_itself_plain_processes(tmp_path: Path) -> None:
-    tasks = [task(runtime="process")]
+    known = {"evaluator": "session_completed", "builder": "prefix_merging"}
+    tasks = [task(harness={"name": "shell", "options": {"command": "true"}}, runtime="process", **known)]
     with pytest.raises(InvalidInput, match="isolates nothing") as refused:
         async with rollout_server(Settings(data_dir=tmp_path), tasks, lambda _step: None):
             pass
