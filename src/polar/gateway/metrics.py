@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -21,53 +21,40 @@ class GatewayMetrics:
     def __init__(
         self, sessions: Callable[[], int], calls: Callable[[], int], is_paused: Callable[[], bool]
     ) -> None:
-        self.registry = registry = CollectorRegistry()
-        gauges: tuple[tuple[str, str, Callable[[], float]], ...] = (
-            ("polar_gateway_open_sessions", "Sessions whose key opens the gateway.", sessions),
-            ("polar_gateway_open_calls", "Model calls that are being answered.", calls),
-            ("polar_gateway_paused", "1 while a policy update holds calls back.", is_paused),
-        )
-        for name, text, value in gauges:
-            Gauge(name, text, registry=registry).set_function(value)
-        self._call_seconds = Histogram(
-            "polar_gateway_call_seconds",
+        self.registry = CollectorRegistry()
+        gauge = partial(Gauge, namespace="polar_gateway", registry=self.registry)
+        counter = partial(Counter, namespace="polar_gateway", registry=self.registry)
+        seconds = partial(Histogram, namespace="polar_gateway", registry=self.registry)
+        gauge("open_sessions", "Sessions whose key opens the gateway.").set_function(sessions)
+        gauge("open_calls", "Model calls that are being answered.").set_function(calls)
+        gauge("paused", "1 while a policy update holds calls back.").set_function(is_paused)
+        self._call_seconds = seconds(
+            "call_seconds",
             "How long a recorded model call took, from the request to its last token.",
             ["dialect"],
             buckets=_CALL_BUCKETS,
-            registry=registry,
         )
-        self._first_token_seconds = Histogram(
-            "polar_gateway_first_token_seconds",
+        self._first_token_seconds = seconds(
+            "first_token_seconds",
             "How long a recorded model call's first token took, from the request.",
             ["dialect"],
             buckets=_FIRST_TOKEN_BUCKETS,
-            registry=registry,
         )
-        self._completions = Counter(
-            "polar_gateway_completions",
-            "Model calls that were recorded.",
-            ["dialect", "finish_reason"],
-            registry=registry,
+        self._completions = counter(
+            "completions", "Model calls that were recorded.", ["dialect", "finish_reason"]
         )
-        tokens = (
-            ("prompt_tokens", "Tokens of recorded model calls' prompts."),
-            ("cached_tokens", "Prompt tokens that the engine says it took from its prefix cache."),
-            ("sampled_tokens", "Tokens that were sampled, in whole answers or not."),
-        )
-        self._tokens = {
-            name: Counter(f"polar_gateway_{name}", text, ["dialect"], registry=registry)
-            for name, text in tokens
+        tokens = {
+            "prompt_tokens": "Tokens of recorded model calls' prompts.",
+            "cached_tokens": "Prompt tokens that the engine says it took from its prefix cache.",
+            "sampled_tokens": "Tokens that were sampled, in whole answers or not.",
         }
-        self._coalesced = Counter(
-            "polar_gateway_coalesced",
+        self._tokens = {name: counter(name, text, ["dialect"]) for name, text in tokens.items()}
+        self._coalesced = counter(
+            "coalesced",
             "Requests that were given the completion of an identical one instead of one of their own.",
             ["dialect"],
-            registry=registry,
         )
-        self._refused = Counter(
-            "polar_gateway_refused", "Requests that were refused.", ["dialect", "reason"], registry=registry
-        )
-
+        self._refused = counter("refused", "Requests that were refused.", ["dialect", "reason"])
         self._labelled: Callable[..., Any] = cache(lambda metric, *labels: metric.labels(*labels))
 
     def recorded(self, completion: Completion) -> None:
