@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    ColumnElement,
     Double,
     ForeignKey,
     Index,
@@ -43,6 +46,12 @@ class Words(TypeDecorator[str]):
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
         return None if value is None else value.replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+def _partial_index(name: str, condition: str, *columns: ColumnElement[Any]) -> None:
+    """An index of the rows that meet the condition."""
+    where = text(condition)
+    Index(name, *columns, sqlite_where=where, postgresql_where=where)
 
 
 # SQLite counts rows only in a column declared exactly INTEGER.
@@ -162,27 +171,16 @@ sessions = Table(
 
 # Only waiting sessions are in this index, in the order in which they are leased: a claim reads as
 # many entries as it takes, however many wait and however many have ended.
-Index(
+_partial_index(
     "ix_sessions_queue",
+    "status = 'queued'",
     sessions.c.runtime,
     sessions.c.priority.desc(),
     sessions.c.turn,
     sessions.c.seq,
-    sqlite_where=text("status = 'queued'"),
-    postgresql_where=text("status = 'queued'"),
 )
-Index(
-    "ix_sessions_lease",
-    sessions.c.lease_expires_at,
-    sqlite_where=text("lease_expires_at IS NOT NULL"),
-    postgresql_where=text("lease_expires_at IS NOT NULL"),
-)
-Index(
-    "ix_sessions_origin_id",
-    sessions.c.origin_id,
-    sqlite_where=text("origin_id IS NOT NULL"),
-    postgresql_where=text("origin_id IS NOT NULL"),
-)
+_partial_index("ix_sessions_lease", "lease_expires_at IS NOT NULL", sessions.c.lease_expires_at)
+_partial_index("ix_sessions_origin_id", "origin_id IS NOT NULL", sessions.c.origin_id)
 Index("ix_sessions_status_seq", sessions.c.status, sessions.c.seq)
 # Holds all that a list of runs sums up.
 Index("ix_sessions_run_id_status", sessions.c.run_id, sessions.c.status, sessions.c.reward)
@@ -230,13 +228,7 @@ results = Table(
 )
 
 Index("ix_results_task_id_seq", results.c.task_id, results.c.seq)
-Index(
-    "ix_results_webhook_id_seq",
-    results.c.webhook_id,
-    results.c.seq,
-    sqlite_where=text("webhook_id IS NOT NULL"),
-    postgresql_where=text("webhook_id IS NOT NULL"),
-)
+_partial_index("ix_results_webhook_id_seq", "webhook_id IS NOT NULL", results.c.webhook_id, results.c.seq)
 # Holds all that the overview sums up, so that an hour's results are counted without reading them.
 Index(
     "ix_results_created_at",
