@@ -97,19 +97,11 @@ async def roll_out(
     tasks = [task.model_copy(update={"run": run}) for task in tasks]
 
     async def finish(task: TaskSpec, result: SessionResult, was_found: bool) -> None:
-        sample, tried = result.sample, 0
-        for number in range(1, retries + 1):
-            if not may_be_retried(task, result):
-                break
-            log.info("session %s failed and is retried: %s", result.session_id, result.error)
-            found = [one async for one in ended_sessions(client, [retry_of(task, sample, number)])]
-            result, was_found = found[-1]
-            tried += not was_found
+        result, was_found, tried = await _retried(client, task, result, was_found, retries)
         recording = None
         if with_recordings:
             async with downloads:
                 recording = await read_recording(client, result)
-        result = result.model_copy(update={"sample": sample})
         ended(RolledOut(result, recording, task=task, was_found=was_found, retries=tried))
 
     async def roll_out_batch(group: asyncio.TaskGroup, batch: Sequence[TaskSpec]) -> None:
@@ -131,6 +123,22 @@ async def roll_out(
                 group.create_task(work())
     except ExceptionGroup as group_error:
         raise _first(group_error) from None
+
+
+async def _retried(
+    client: AsyncClient, task: TaskSpec, result: SessionResult, was_found: bool, retries: int
+) -> tuple[SessionResult, bool, int]:
+    """Retry a sample while it fails; return its last result, whether that had been there before, and how
+    often the sample was run again."""
+    sample, tried = result.sample, 0
+    for number in range(1, retries + 1):
+        if not may_be_retried(task, result):
+            break
+        log.info("session %s failed and is retried: %s", result.session_id, result.error)
+        found = [one async for one in ended_sessions(client, [retry_of(task, sample, number)])]
+        result, was_found = found[-1]
+        tried += not was_found
+    return result.model_copy(update={"sample": sample}), was_found, tried
 
 
 def _first(group: ExceptionGroup[Exception]) -> Exception:
