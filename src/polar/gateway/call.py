@@ -19,7 +19,17 @@ from polar.gateway.playback import Playback, ReplayEnded
 from polar.gateway.reply import SampledMessage, SampledTokens, StopStrings
 from polar.gateway.session import Session
 from polar.gateway.source import AnswerGeneration, AnswerSource
-from polar.models.chat import ChatRequest, FinishReason, Message, Sampling, TokenLogprob, Usage
+from polar.models.chat import (
+    ChatRequest,
+    FinishReason,
+    Message,
+    Role,
+    Sampling,
+    TokenLogprob,
+    ToolChoice,
+    ToolUse,
+    Usage,
+)
 from polar.models.completion import (
     CHOICE,
     HARNESS_VERSION,
@@ -29,7 +39,7 @@ from polar.models.completion import (
     STOP_SEQUENCE,
     Completion,
 )
-from polar.models.task import SamplingPin
+from polar.models.task import PrescribedCall, SamplingPin
 from polar.rendering.base import MessageDelta
 
 Send = Callable[[MessageDelta], None]
@@ -81,6 +91,7 @@ class ModelCall:
         """Find the prompt and settle the sampling; RequestRefused if it does not fit."""
         grant, request = self.session.grant, self._request
         extension = self._extension = self.session.find(request, self._source.model.max_context)
+        self._request = request = prescribed(request, grant.sampling.calls)
         if grant.playback is not None:
             self._said = request.messages[len(request.messages) - len(extension.new_messages) :]
             self._request = replace(request, messages=extension.messages)
@@ -270,6 +281,22 @@ def _of_failure(error: Exception) -> dict[str, str]:
     """What the record of a call that failed says of it."""
     is_outage = isinstance(error, EngineError) and not isinstance(error, RequestUnfit)
     return {"error": f"{type(error).__name__}: {error}"[:1000], **({OUTAGE: "yes"} if is_outage else {})}
+
+
+def prescribed(request: ChatRequest, calls: Sequence[PrescribedCall]) -> ChatRequest:
+    """The request with the call that its answer has to be, if the task prescribes one.
+
+    What the harness asks of the answer's form, and the tools that it offers, come before the task.
+    """
+    answers = sum(message.role is Role.ASSISTANT for message in request.messages)
+    is_free = request.tool_choice.use is ToolUse.AUTO and request.output is None and not request.is_begun
+    if not is_free or answers >= len(calls):
+        return request
+    call = calls[answers]
+    if call.tool not in {tool.name for tool in request.tools}:
+        return request
+    choice = ToolChoice(ToolUse.REQUIRED, (call.tool,), parallel=False, arguments=call.arguments)
+    return replace(request, tool_choice=choice)
 
 
 def pinned(

@@ -353,6 +353,13 @@ class ChatSource(AnswerSource):
                 "(engine.mode: tokens): ask in a chat.",
                 field="prompt",
             )
+        if request.tool_choice.arguments is not None:
+            raise RequestRefused(
+                Refusal.MALFORMED,
+                "A task prescribes calls (sampling.calls) only where the gateway renders prompts itself "
+                "(engine.mode: tokens).",
+                field="tool_choice",
+            )
         if request.is_begun:
             raise RequestRefused(
                 Refusal.MALFORMED,

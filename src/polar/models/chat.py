@@ -129,6 +129,8 @@ class ToolChoice:
     """The allowed tools; empty for all offered."""
     parallel: bool = True
     """Whether a turn may contain several calls."""
+    arguments: Mapping[str, Any] | None = None
+    """JSON schema of the call's arguments, of a task that prescribes the call; None for the tool's own."""
 
 
 @dataclass(frozen=True, slots=True)

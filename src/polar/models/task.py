@@ -120,6 +120,15 @@ class Budgets(Frozen):
     """Maximum tokens of one call, prompt and answer; None for the model's limit."""
 
 
+class PrescribedCall(Frozen):
+    """One tool call that an answer has to be."""
+
+    tool: str = Field(min_length=1, max_length=256)
+    """Name of the tool, as the harness offers it."""
+    arguments: dict[str, JsonValue]
+    """JSON schema of the arguments, in place of the tool's own."""
+
+
 class SamplingPin(Frozen):
     """Sampling parameters that override the harness's; None keeps the harness's."""
 
@@ -133,6 +142,9 @@ class SamplingPin(Frozen):
     """Sample k of the task gets seed + k; each completion of a session a seed derived from it."""
     max_tokens: int | None = Field(default=None, ge=1)
     """Upper bound on the harness's value."""
+    calls: tuple[PrescribedCall, ...] = Field(default=(), max_length=1000)
+    """Calls that the first answers of each conversation have to be, one each; later answers are free. For
+    rehearsals with a model that makes no calls by itself: what is sampled so is never trained."""
 
 
 class Upload(Frozen):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from polar.errors import InvalidInput
@@ -43,6 +43,9 @@ def constraint_of(request: ChatRequest, form: TurnForm) -> Constraint | None:
     callable_ = [tool for tool in request.tools if not choice.names or tool.name in choice.names]
     match choice.use:
         case ToolUse.REQUIRED:
+            if choice.arguments is not None:
+                callable_ = [replace(tool, parameters=dict(choice.arguments)) for tool in callable_]
+                form = _thoughtless(form)
             return _tag_turn(_calls(callable_, form, parallel=choice.parallel), form)
         case ToolUse.NONE if output is None:
             # Where calls have no known opening, the parser turns them into text (see tool_calls.limited).
@@ -77,6 +80,13 @@ def _tag_turn(body: Format, form: TurnForm) -> Constraint:
     if form.thinking.begin:
         thoughts = {"type": "optional", "content": thoughts}
     return _tag({"type": "sequence", "elements": [thoughts, body]})
+
+
+def _thoughtless(form: TurnForm) -> TurnForm:
+    """The form of turns without thoughts, which a model that makes no calls by itself would hardly end."""
+    if form.thinking is not None and not form.thinking.begin:
+        raise InvalidInput("no call can be prescribed: this model's turns begin within its thoughts")
+    return replace(form, thinking=None)
 
 
 def _calls(tools: Sequence[ToolDefinition], form: TurnForm, *, parallel: bool) -> Format:

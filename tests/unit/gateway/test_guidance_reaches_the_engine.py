@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from polar.engines.base import Unconstrainable
+from polar.models.task import PrescribedCall, SamplingPin
 from tests.fakes.scripted_engine import Answer
 from tests.unit.gateway.conftest import SetScene
 
@@ -50,6 +51,42 @@ async def test_a_forced_call_reaches_the_engine_with_the_same_prompt(set_scene: 
         None,
         "structural_tag",
     ]
+
+
+NAMED = {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"]}
+
+
+async def test_a_task_prescribes_a_conversation_s_first_calls(set_scene: SetScene) -> None:
+    pin = SamplingPin(calls=(PrescribedCall(tool="f", arguments=NAMED),))
+    scene = await set_scene([CALL, CALL, "hi", "hi", '{"a": "b"}'], sampling=pin)
+
+    async def ask(**fields: Any) -> dict[str, Any]:
+        async with scene.post(scene.body(**fields)) as response:
+            assert response.status == 200
+            message: dict[str, Any] = (await response.json())["choices"][0]["message"]
+            return message
+
+    first = await ask(tools=TOOLS)
+    await ask(tools=TOOLS)
+    (call,) = first["tool_calls"]
+    history = [*scene.body()["messages"], first]  # type: ignore[misc]
+    await ask(tools=TOOLS, messages=[*history, {"role": "tool", "tool_call_id": call["id"], "content": "y"}])
+    await ask(tools=TOOLS[1:])
+    await ask(tools=TOOLS, tool_choice="none")
+    held, again, later, without_it, own = scene.engine.requests
+    for request in (held, again):
+        assert request.constraint is not None
+        (tag,) = json.loads(request.constraint.structural_tag or "")["format"]["tags"]
+        assert tag["begin"] == '<tool_call>\n{"name": "f", "arguments": '
+        assert tag["content"]["json_schema"] == NAMED | {"additionalProperties": False}
+    assert later.constraint is None
+    assert without_it.constraint is None
+    assert own.constraint is not None
+    assert "excludes" in (own.constraint.structural_tag or ""), "the harness's own wish comes first"
+    assert list(own.prompt_ids) == list(held.prompt_ids), "the tools in the prompt are the harness's"
+    recorded = await scene.captured()
+    assert [bool(one.extra.get("constraint")) for one in recorded] == [True, True, False, False, True]
+    assert recorded[0].tools[0].parameters == SCHEMA
 
 
 async def test_a_call_that_may_not_be_made_reaches_the_client_as_text(set_scene: SetScene) -> None:

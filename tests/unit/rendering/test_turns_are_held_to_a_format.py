@@ -72,6 +72,18 @@ def test_an_unknown_family_refuses_rather_than_pretends(request_: ChatRequest) -
         constraint_of(request_, TurnForm())
 
 
+def test_a_prescribed_call_comes_without_thoughts_and_with_its_own_arguments() -> None:
+    choice = ToolChoice(ToolUse.REQUIRED, ("f",), parallel=False, arguments={"properties": {"x": {}}})
+    request = ChatRequest("m", (), TOOLS, choice)
+    constraint = constraint_of(request, TurnForm(True, True, Thinking("<think>", "</think>")))
+    assert constraint is not None
+    format = json.loads(constraint.structural_tag or "")["format"]
+    (tag,) = format["tags"]
+    assert tag["content"]["json_schema"]["properties"] == {"x": {}}
+    with pytest.raises(InvalidInput, match="begin within its thoughts"):
+        constraint_of(request, TurnForm(True, True, Thinking("", "</think>")))
+
+
 def test_json_alone_is_asked_for_as_a_schema() -> None:
     request = ChatRequest("m", (), (), output=JsonOutput({"type": "string"}))
     constraint = constraint_of(request, TurnForm(is_plain=True))
