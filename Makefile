@@ -70,6 +70,9 @@ test-gpu: environment-dev ## the embedded engine and the trainer on a CUDA devic
 test-gpu-vllm: environment-dev ## the gateway in front of a vLLM that serves on a CUDA device (POLAR_VLLM_URL, POLAR_VLLM_MODEL its directory)
 	@$(BIN)/python -m pytest suites/gpu/vllm $(ARGS)
 
+test-published: environment-dev ## rehearse the published set-up in small: Pi, engine, server, trainer and every push (13 minutes on two busy cores)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s suites/published $(ARGS)
+
 test-bridges: environment-dev ## run bridges with TRL, verl, SkyRL, AReaL and NeMo Gym themselves (installs them the first time)
 	@$(BIN)/python -m pytest suites/bridges $(ARGS)
 

@@ -161,6 +161,7 @@ def _speed(material: Material, began: float, taken: float, learnt: float, ended:
     stats = material.packing.stats
     return {
         "tokens": float(stats.packed_tokens),
+        "trained_tokens": float(sum(len(batch.terms.targets) for batch in material.packing.batches)),
         "packing_ratio": stats.ratio,
         "collect_seconds": taken - began,
         "learn_seconds": learnt - taken,
