@@ -138,7 +138,7 @@ def measures(modules: list[Module]) -> list[Measure]:
     first = longest[0]
     return [
         Measure("lines of source", sum(module.lines for module in modules), 45_000, limit=61_700),
-        Measure("files", len(modules), 320, limit=337),
+        Measure("files", len(modules), 320, limit=322),
         Measure("names at the top of the package", len(top_names(modules)), 26),
         Measure("longest function", first.lines, 80, f"{first.name}, {first.place}"),
         Measure(f"functions over {LONG_FUNCTION} lines", len(over)),
