@@ -107,7 +107,7 @@ async def test_its_processes_end_with_the_block(vllm: FakeVllm, tmp_path: Path) 
 
 def test_its_processes_end_with_whoever_asked_for_them(vllm: FakeVllm, tmp_path: Path) -> None:
     """The one that asked is killed, and can do nothing about them."""
-    vllm.plan("started")
+    vllm.plan("started", seconds=600)
     asker = "import os, subprocess, sys; subprocess.run([*sys.argv[1:3], str(os.getpid()), *sys.argv[3:]])"
     command = [sys.executable, guard.__file__, str(tmp_path / "vllm"), "serve", MODEL]
     with subprocess.Popen([sys.executable, "-c", asker, *command], stderr=subprocess.PIPE) as process:
