@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from polar.models.completion import HARNESS_VERSION, REPLAYED, RESUMED
 from polar.models.session import AgentEnd, SessionResult, SessionStatus
 from polar.models.task import OnDivergence
 from polar.recordings import recording
+from polar.recordings.capture import parse_capture
 from polar.store.store import Store
 from polar.store.tables import captures
 from tests.fakes.scripted_engine import Answer, Script
@@ -25,6 +27,12 @@ async def reached(running: System, session_id: str, status: SessionStatus) -> No
         return (await running.client.session(session_id)).status is status
 
     await eventually(is_there)
+
+
+async def has_answers(running: System, session_id: str, count: int) -> bool:
+    """Whether the server has these answers of the running session."""
+    captured = await running.captured(session_id)
+    return len(parse_capture(captured, running.data_dir).completions) >= count if captured else False
 
 
 async def assert_went_on(running: System, result: SessionResult, answers: list[str], resumed: int) -> None:
@@ -62,9 +70,10 @@ async def test_a_session_whose_node_falls_silent_twice_loses_only_its_calls_in_f
     script += [Answer("Never.", gate=asyncio.Event()), "Three.", "Four."]
     async with system(tmp_path / "data", script) as running, running.node():
         await running.client.submit(shell_task("back", TURNS))
-        for _ in range(2):
+        for answers in (1, 2):
             await running.engine.waiting.wait()
             running.engine.waiting.clear()
+            await eventually(partial(has_answers, running, "back.0", answers))
             await running.lose_leases()
         (result,) = await running.client.wait(["back"], timeout=120)
         assert result.attempt == 1
