@@ -14,7 +14,7 @@ help: ## show this list
 quickstart: environment-run ## watch an unmodified agent solve small tasks against a small model
 	@$(BIN)/polar quickstart $(ARGS)
 
-test: environment-dev ## run every test (ten to fifteen minutes on two cores)
+test: environment-dev ## run every test (twenty minutes on two cores)
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
 test-random: environment-dev ## search for counterexamples: property-based tests with new seeds (ROUNDS=20, SEED repeats; half an hour)
